@@ -1,0 +1,628 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/report/structured.hpp"
+
+namespace gradclip {
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The table of options
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Where a value came from, strongest first.
+enum class Level : std::uint8_t { command_line, environment, config };
+
+struct Value {
+  std::string text;
+  std::string origin;
+  Level level = Level::command_line;
+};
+
+[[noreturn]] void refuse(const Value& value, std::string expected, std::string advice = {}) {
+  throw Error(ExitCode::usage, {.where = value.origin,
+                                .found = gradclip::quoted(value.text),
+                                .expected = std::move(expected),
+                                .advice = std::move(advice)});
+}
+
+enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
+enum class Section : std::uint8_t { command, scale, common };
+
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kAll = 15;
+
+struct OptionEntry {
+  std::string name;
+  Kind kind;
+  Section section;
+  unsigned commands;  ///< that take it
+  std::string metavar;
+  std::string help;
+  std::function<void(CommandLine&, const Value&)> apply;
+};
+
+double number(const Value& value, const std::string& expected) {
+  const std::optional<double> parsed = parse_number(value.text);
+  if (!parsed) refuse(value, expected);
+  return *parsed;
+}
+
+std::int64_t integer(const Value& value, std::int64_t low, std::int64_t high = std::int64_t{1} << 62) {
+  const std::optional<std::int64_t> parsed = parse_integer(value.text, low, high);
+  if (!parsed) refuse(value, fmt::format("a whole number of at least {}", low));
+  return *parsed;
+}
+
+bool boolean(const Value& value) {
+  const std::optional<bool> parsed = parse_boolean(value.text);
+  if (!parsed) refuse(value, "true or false");
+  return *parsed;
+}
+
+template <class Choice>
+Choice choice(const Value& value, std::initializer_list<std::pair<std::string_view, Choice>> choices) {
+  std::string names;
+  for (const auto& [name, meaning] : choices) {
+    if (value.text == name) return meaning;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  refuse(value, "one of " + names);
+}
+
+double max_norm(const Value& value) {
+  const double limit = number(value, "a number of at least 0, or inf");
+  if (!(limit >= 0.0)) refuse(value, "a number of at least 0, or inf");
+  return limit;
+}
+
+NormOrder norm_type(const Value& value) {
+  const double p = number(value, "a number above 0, or inf");
+  if (!(p > 0.0)) refuse(value, "a number above 0, or inf");
+  return NormOrder{p};
+}
+
+std::int64_t num_label_tokens(const Value& value) {
+  if (value.text == "auto") refuse(value, "a number", "counting tokens from the dump's labels is not in this version");
+  return integer(value, 0);
+}
+
+void only_by_parameter(const Value& value) {
+  if (value.text == "parameter") return;
+  for (const char* later : {"module", "group", "stage", "dtype", "rank"}) {
+    if (value.text == later) {
+      refuse(value, "parameter", "this version has no other table yet; --format json has groups, stages and dtypes");
+    }
+  }
+  refuse(value, "parameter");
+}
+
+/// Every option but DUMP, --help and --version.
+std::vector<OptionEntry> make_table() {
+  using Line = CommandLine;
+  return {
+      {"output", Kind::value, Section::command, kClip, "OUT", "where the clipped dump goes (required)",
+       [](Line& line, const Value& v) { line.output = v.text; }},
+      {"overwrite", Kind::flag, Section::command, kClip, "", "replace OUT if it exists",
+       [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
+      {"total-norm", Kind::value, Section::command, kClip, "X",
+       "use this total, decimal or hexadecimal (0x1.8p+1), and skip the first pass",
+       [](Line& line, const Value& v) {
+         const double total = number(v, "a number of at least 0, inf or nan");
+         if (total < 0.0) refuse(v, "a number of at least 0, inf or nan");
+         line.clip.total_norm = total;
+       }},
+      {"by", Kind::value, Section::command, kNorms, "WHAT", "rows of the table: parameter",
+       [](Line&, const Value& v) { only_by_parameter(v); }},
+      {"sort", Kind::value, Section::command, kNorms, "KEY",
+       "order of the table: norm, max, nan or name (default: model order; norm with --top)",
+       [](Line& line, const Value& v) {
+         line.table.order = choice<ParameterOrder>(v, {{"norm", ParameterOrder::norm},
+                                                       {"max", ParameterOrder::max},
+                                                       {"nan", ParameterOrder::nan},
+                                                       {"name", ParameterOrder::name}});
+       }},
+      {"top", Kind::value, Section::command, kNorms, "N", "only the first N rows of the table",
+       [](Line& line, const Value& v) { line.table.top = static_cast<std::size_t>(integer(v, 1)); }},
+
+      {"max-norm", Kind::value, Section::scale, kClip | kNorms, "X", "clip to this total norm; inf never clips",
+       [](Line& line, const Value& v) { line.scale.max_norm = max_norm(v); }},
+      {"no-clip", Kind::flag, Section::scale, kClip | kNorms, "", "clip nothing, whatever was recorded",
+       [](Line& line, const Value& v) { line.scale.no_clip = boolean(v); }},
+      {"nonfinite", Kind::value, Section::scale, kClip | kNorms, "POLICY",
+       "a total that is NaN or inf: propagate (default), error, skip or zero",
+       [](Line& line, const Value& v) {
+         line.clip.nonfinite = choice<NonfinitePolicy>(v, {{"propagate", NonfinitePolicy::propagate},
+                                                           {"error", NonfinitePolicy::error},
+                                                           {"skip", NonfinitePolicy::skip},
+                                                           {"zero", NonfinitePolicy::zero}});
+       }},
+      {"no-scale", Kind::flag, Section::scale, kClip | kNorms, "", "leave out the division by tokens and experts",
+       [](Line& line, const Value& v) { line.clip.no_scale = boolean(v); }},
+      {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms, "N", "label tokens of the step, in all",
+       [](Line& line, const Value& v) { line.scale.num_label_tokens = num_label_tokens(v); }},
+      {"dp-group-size", Kind::value, Section::scale, kClip | kNorms, "N", "size of the data-parallel group",
+       [](Line& line, const Value& v) { line.scale.dp_group_size = integer(v, 1); }},
+      {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms, "N", "factor of the expert divisor",
+       [](Line& line, const Value& v) { line.scale.expert_tp_replication_factor = integer(v, 1); }},
+      {"pp", Kind::toggle, Section::scale, kClip | kNorms, "", "whether the step ran with pipeline parallelism",
+       [](Line& line, const Value& v) { line.scale.pp = boolean(v); }},
+      {"pp-axis", Kind::value, Section::scale, kClip | kNorms, "NAME", "pipeline dimension of the device mesh",
+       [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
+      {"ep-axis", Kind::value, Section::scale, kClip | kNorms, "NAME", "expert dimension of the MoE mesh",
+       [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
+      {"foreach", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
+       [](Line& line, const Value& v) { line.scale.foreach = boolean(v); }},
+      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
+       [](Line& line, const Value& v) { line.scale.use_torch_clip_grad_norm = boolean(v); }},
+
+      {"norm-type", Kind::value, Section::common, kAll, "P", "p of the p-norm: a number above 0, or inf",
+       [](Line& line, const Value& v) { line.scale.norm_type = norm_type(v); }},
+      {"numerics", Kind::value, Section::common, kAll, "HOW",
+       "exact (default), or a framework's arithmetic: automodel, automodel-cpu, torch",
+       [](Line& line, const Value& v) {
+         line.common.numerics = choice<Numerics>(v, {{"exact", Numerics::exact},
+                                                     {"automodel", Numerics::automodel},
+                                                     {"automodel-cpu", Numerics::automodel_cpu},
+                                                     {"torch", Numerics::torch}});
+       }},
+      {"report", Kind::value, Section::common, kAll, "FILE", "also write a report; its ending says how: .json .csv",
+       [](Line& line, const Value& v) {
+         static_cast<void>(report_format(v.text));
+         line.common.report = v.text;
+       }},
+      {"format", Kind::value, Section::common, kAll, "HOW", "of stdout: text (default) or json",
+       [](Line& line, const Value& v) {
+         line.common.format =
+             choice<OutputFormat>(v, {{"text", OutputFormat::text}, {"json", OutputFormat::json}});
+       }},
+      {"strict", Kind::flag, Section::common, kAll, "", "findings exit 1",
+       [](Line& line, const Value& v) { line.common.strict = boolean(v); }},
+      {"device", Kind::value, Section::common, kAll, "WHAT", "auto (default), cuda or cpu",
+       [](Line& line, const Value& v) {
+         line.common.device = choice<DeviceChoice>(
+             v, {{"auto", DeviceChoice::automatic}, {"cuda", DeviceChoice::cuda}, {"cpu", DeviceChoice::cpu}});
+       }},
+      {"threads", Kind::value, Section::common, kAll, "N", "of each process (default: its share of the processors)",
+       [](Line& line, const Value& v) { line.common.threads = static_cast<std::size_t>(integer(v, 1, 65536)); }},
+      {"memory-budget", Kind::value, Section::common, kAll, "SIZE",
+       "of each process: 4G, 512Mi (default: half the memory divided by the processes)",
+       [](Line& line, const Value& v) {
+         line.common.memory_budget = parse_size(v.text);
+         if (!line.common.memory_budget) refuse(v, "a size such as 4G or 512Mi");
+       }},
+      {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
+       [](Line& line, const Value& v) { line.common.progress = boolean(v); }},
+      {"quiet", Kind::flag, Section::common, kAll, "", "no text on stdout, no progress",
+       [](Line& line, const Value& v) { line.common.quiet = boolean(v); }},
+      {"color", Kind::value, Section::common, kAll, "WHEN", "auto (default), always or never",
+       [](Line& line, const Value& v) {
+         line.common.colour = choice<ColourChoice>(v, {{"auto", ColourChoice::automatic},
+                                                       {"always", ColourChoice::always},
+                                                       {"never", ColourChoice::never}});
+       }},
+  };
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Commands and their help
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct CommandEntry {
+  std::string_view name;
+  Command command;
+  unsigned bit;
+  bool takes_dump;
+  std::string_view usage;
+  std::string_view summary;
+  std::string_view description;
+};
+
+constexpr std::array<CommandEntry, 4> kCommands{{
+    {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
+     "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
+     "of the same layout. Shows the right total beside the one that each recorded rank used."},
+    {"norms", Command::norms, kNorms, true, "norms DUMP [options]", "the same statistics, writes no gradients",
+     "Measures the scaled gradients of a recorded step: a table by parameter, the total, what each\n"
+     "recorded rank saw. Writes no gradients."},
+    {"inspect", Command::inspect, kInspect, true, "inspect DUMP [options]", "what is in a dump; reads no gradient data",
+     "Shows what is in a dump: meshes, placements, sizes, training numbers. Reads the manifest only."},
+    {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
+     "Shows what this build and this machine offer: versions, processor, memory, communicators."},
+}};
+
+constexpr std::string_view kOutro =
+    "Options also come from the environment (GRADCLIP_MAX_NORM=1 for --max-norm 1) and from --config;\n"
+    "the command line beats the environment, which beats the file, which beats the dump's manifest.\n\n"
+    "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
+    "            5 resources, 70 a bug in gradclip\n";
+
+constexpr std::string_view kLaterCommands[] = {"verify", "diff", "check", "accumulate", "tokens", "merge", "synth", "report"};
+
+std::string version_text() { return "gradclip " GRADCLIP_VERSION "\n"; }
+
+std::string general_help() {
+  std::string text =
+      "Clips, checks and explains recorded sharded gradients.\n\n"
+      "Usage: gradclip COMMAND DUMP [options]                one process\n"
+      "       mpirun -np N gradclip COMMAND DUMP [options]   several: the same output, the same bits\n\n"
+      "Commands\n";
+  for (const CommandEntry& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  text += "\n  gradclip COMMAND --help    the command's options\n  gradclip --version\n\n";
+  return text + std::string(kOutro);
+}
+
+std::string spelling(const OptionEntry& option) {
+  std::string text = option.name == "output" ? "-o, --output" : "--" + option.name;
+  if (option.kind == Kind::toggle) text += ", --no-" + option.name;
+  if (!option.metavar.empty()) text += ' ' + option.metavar;
+  return text;
+}
+
+std::string command_help(const CommandEntry& command, const std::vector<OptionEntry>& table) {
+  constexpr std::size_t kWidth = 28;
+  std::string text = fmt::format("Usage: gradclip {}\n\n{}\n", command.usage, command.description);
+  const auto entry = [&](const std::string& left, const std::string& help) {
+    text += left.size() <= kWidth ? fmt::format("  {:<{}}  {}\n", left, kWidth, help)
+                                  : fmt::format("  {}\n  {:<{}}  {}\n", left, "", kWidth, help);
+  };
+  const auto section = [&](Section which, std::string_view title) {
+    bool first = true;
+    for (const OptionEntry& option : table) {
+      if (option.section != which || (option.commands & command.bit) == 0) continue;
+      if (first && !title.empty()) text += fmt::format("\n{}\n", title);
+      first = false;
+      entry(spelling(option), option.help);
+    }
+  };
+  if (command.takes_dump) {
+    text += '\n';
+    entry("DUMP", "directory with manifest.json and rank files");
+  }
+  section(Section::command, {});
+  section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
+  section(Section::common, "Common");
+  entry("--config FILE.json", "options from a file, long names as keys");
+  entry("--version", "print the version");
+  entry("-h, --help", "print this");
+  return text + '\n' + std::string(kOutro);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The three sources
+// ---------------------------------------------------------------------------------------------------------------------
+
+using Values = std::map<std::string, Value, std::less<>>;  // by option name, without "no-"
+
+[[noreturn]] void refuse_command_line(const std::string& found, std::string_view command) {
+  throw Error(ExitCode::usage,
+              {.where = "command line",
+               .found = found,
+               .expected = {},
+               .advice = command.empty() ? "see gradclip --help" : fmt::format("see gradclip {} --help", command)});
+}
+
+struct Arguments {
+  Values values;
+  std::string dump;
+  std::optional<std::string> config;
+  bool help = false;
+  bool version = false;
+};
+
+/// CLI11 splits the words; values stay text.
+Arguments read_command_line(const CommandEntry& command, const std::vector<OptionEntry>& table,
+                            std::vector<std::string> words) {
+  Arguments arguments;
+  CLI::App app;
+  app.set_help_flag("-h,--help");
+  app.add_flag("--version", arguments.version);
+  if (command.takes_dump) app.add_option("DUMP", arguments.dump);
+  std::string config;
+  CLI::Option* config_option = app.add_option("--config", config)->take_last();
+  std::map<std::string, std::pair<CLI::Option*, std::string>> texts;
+  std::map<std::string, std::pair<CLI::Option*, bool>> switches;
+  for (const OptionEntry& option : table) {
+    if ((option.commands & command.bit) == 0) continue;
+    if (option.kind == Kind::value) {
+      auto& [handle, text] = texts[option.name];
+      handle = app.add_option(option.name == "output" ? "-o,--output" : "--" + option.name, text)->take_last();
+    } else {
+      auto& [handle, on] = switches[option.name];
+      handle = app.add_flag("--" + option.name + (option.kind == Kind::toggle ? ",!--no-" + option.name : ""), on);
+    }
+  }
+  try {
+    std::reverse(words.begin(), words.end());
+    app.parse(std::move(words));
+  } catch (const CLI::CallForHelp&) {
+    arguments.help = true;
+    return arguments;
+  } catch (const CLI::ParseError& error) {
+    refuse_command_line(error.what(), command.name);
+  }
+  for (const auto& [name, option] : texts) {
+    if (option.first->count() != 0) arguments.values[name] = {option.second, "--" + name, Level::command_line};
+  }
+  for (const auto& [name, option] : switches) {
+    if (option.first->count() == 0) continue;
+    arguments.values[name] = {option.second ? "true" : "false", "--" + name, Level::command_line};
+  }
+  if (config_option->count() != 0) arguments.config = config;
+  return arguments;
+}
+
+/// Adds values of a weaker source: those already there stay. `find` gives a spelled option's value in that source.
+void add_values(Values& values, const std::vector<OptionEntry>& table, unsigned commands,
+                const std::function<std::optional<Value>(const std::string& name)>& find) {
+  for (const OptionEntry& option : table) {
+    if ((option.commands & commands) == 0) continue;
+    std::optional<Value> value = find(option.name);
+    if (option.kind == Kind::toggle) {
+      std::optional<Value> opposite = find("no-" + option.name);
+      if (value && opposite) {
+        throw Error(ExitCode::usage, {.where = value->origin + " and " + opposite->origin,
+                                      .found = "both are given",
+                                      .expected = "one of them",
+                                      .advice = {}});
+      }
+      if (opposite) {
+        opposite->text = boolean(*opposite) ? "false" : "true";
+        value = opposite;
+      }
+    }
+    if (value) values.emplace(option.name, std::move(*value));
+  }
+}
+
+std::string environment_name(std::string_view option) {
+  std::string name = "GRADCLIP_";
+  for (const char c : option) name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return name;
+}
+
+void add_environment(Values& values, const std::vector<OptionEntry>& table, unsigned commands,
+                     const Environment& environment) {
+  add_values(values, table, commands, [&](const std::string& option) -> std::optional<Value> {
+    const std::string name = environment_name(option);
+    const char* text = environment(name.c_str());
+    if (text == nullptr || *text == '\0') return std::nullopt;
+    return Value{text, name, Level::environment};
+  });
+}
+
+[[noreturn]] void refuse_config(const std::string& where, std::string found, std::string expected,
+                                std::string advice = {}) {
+  throw Error(ExitCode::usage, {.where = where,
+                                .found = std::move(found),
+                                .expected = std::move(expected),
+                                .advice = std::move(advice)});
+}
+
+nlohmann::json read_config(const std::string& path) {
+  const std::string where = "config file " + gradclip::quoted(path);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) refuse_config(where, std::generic_category().message(errno), "a readable file");
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (file.bad()) refuse_config(where, "it cannot be read", "a JSON object");
+  std::set<std::string> keys;
+  std::optional<std::string> twice;
+  const nlohmann::json::parser_callback_t watch = [&](int depth, nlohmann::json::parse_event_t event,
+                                                      nlohmann::json& parsed) {
+    if (event == nlohmann::json::parse_event_t::key && depth == 1 && !keys.insert(parsed.get<std::string>()).second) {
+      twice = parsed.get<std::string>();
+    }
+    return true;
+  };
+  nlohmann::json config;
+  try {
+    config = nlohmann::json::parse(text.str(), watch);
+  } catch (const nlohmann::json::exception& error) {
+    refuse_config(where, error.what(), "a JSON object");
+  }
+  if (!config.is_object()) refuse_config(where, config.type_name(), "a JSON object");
+  if (twice) refuse_config(where, "the key " + gradclip::quoted(*twice) + " stands twice", "each key once");
+  return config;
+}
+
+void add_config(Values& values, const std::vector<OptionEntry>& table, unsigned commands, const std::string& path) {
+  const nlohmann::json config = read_config(path);
+  const auto origin = [&](const std::string& key) {
+    return gradclip::quoted(key) + " in config file " + gradclip::quoted(path);
+  };
+  // A file may serve several commands: keys of any of them are known.
+  std::set<std::string, std::less<>> known;
+  for (const OptionEntry& option : table) {
+    known.insert(option.name);
+    if (option.kind == Kind::toggle) known.insert("no-" + option.name);
+  }
+  for (const auto& [key, value] : config.items()) {
+    if (known.count(key) == 0) {
+      refuse_config(origin(key), "no such option", "the long name of an option, without dashes before it",
+                    "see gradclip COMMAND --help");
+    }
+    if (value.is_null() || value.is_structured()) refuse_config(origin(key), value.type_name(), "text, a number, true or false");
+  }
+  add_values(values, table, commands, [&](const std::string& option) -> std::optional<Value> {
+    const auto entry = config.find(option);
+    if (entry == config.end()) return std::nullopt;
+    return Value{entry->is_string() ? entry->get<std::string>() : entry->dump(), origin(option), Level::config};
+  });
+}
+
+/// --max-norm and --no-clip contradict each other: the stronger source wins.
+void settle_clipping(Values& values) {
+  const auto limit = values.find("max-norm");
+  const auto none = values.find("no-clip");
+  if (limit == values.end() || none == values.end() || !boolean(none->second)) return;
+  if (limit->second.level == none->second.level) {
+    throw Error(ExitCode::usage, {.where = limit->second.origin + " and " + none->second.origin,
+                                  .found = "both are given",
+                                  .expected = "one of them",
+                                  .advice = {}});
+  }
+  values.erase(limit->second.level < none->second.level ? none : limit);
+}
+
+const CommandEntry& find_command(std::string_view name) {
+  for (const CommandEntry& command : kCommands) {
+    if (command.name == name) return command;
+  }
+  const bool later = std::find(std::begin(kLaterCommands), std::end(kLaterCommands), name) != std::end(kLaterCommands);
+  refuse_command_line(later ? fmt::format("the command {} is not in this version", name)
+                            : "no command " + gradclip::quoted(name),
+                      {});
+}
+
+/// Text and magnitude of a number without its sign.
+std::optional<double> unsigned_number(std::string_view text) noexcept {
+  std::chars_format format = std::chars_format::general;
+  if (text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) {
+    format = std::chars_format::hex;
+    text.remove_prefix(2);
+  }
+  if (text.empty() || text.front() == '-' || text.front() == '+') return std::nullopt;
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, format);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  // from_chars takes "inf" and "nan" after "0x" too.
+  if (format == std::chars_format::hex && !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, const char* const* argv, const Environment& environment) {
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  CommandLine line;
+  if (words.empty()) refuse_command_line("no command", {});
+  if (words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
+    line.answer = general_help();
+    return line;
+  }
+  if (words[0] == "--version") {
+    line.answer = version_text();
+    return line;
+  }
+  if (words[0].starts_with('-')) refuse_command_line("options come after the command", {});
+  const CommandEntry& command = find_command(words[0]);
+  words.erase(words.begin());
+
+  const std::vector<OptionEntry> table = make_table();
+  Arguments arguments = read_command_line(command, table, std::move(words));
+  if (arguments.help || arguments.version) {
+    line.answer = arguments.help ? command_help(command, table) : version_text();
+    return line;
+  }
+  Values& values = arguments.values;
+  add_environment(values, table, command.bit, environment);
+  if (!arguments.config) {
+    const char* path = environment("GRADCLIP_CONFIG");
+    if (path != nullptr && *path != '\0') arguments.config = path;
+  }
+  if (arguments.config) add_config(values, table, command.bit, *arguments.config);
+  settle_clipping(values);
+
+  line.command = command.command;
+  line.dump = arguments.dump;
+  for (const OptionEntry& option : table) {
+    const auto value = values.find(option.name);
+    if (value != values.end()) option.apply(line, value->second);
+  }
+  line.clip.numerics = line.common.numerics;
+  if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
+  if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
+  if (command.command == Command::clip && line.output.empty()) refuse_command_line("--output OUT is missing", command.name);
+  return line;
+}
+
+TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options) {
+  TrainingStep step = recorded_step(manifest);
+  if (options.max_norm) step.max_norm = options.max_norm;
+  if (options.no_clip) step.max_norm.reset();
+  if (options.norm_type) step.order = *options.norm_type;
+  if (options.pp) step.pp_enabled = *options.pp;
+  if (options.pp_axis) step.pp_axis_name = *options.pp_axis;
+  if (options.ep_axis) step.ep_axis_name = *options.ep_axis;
+  if (options.num_label_tokens) step.num_label_tokens = options.num_label_tokens;
+  if (options.dp_group_size) step.dp_group_size = options.dp_group_size;
+  if (options.expert_tp_replication_factor) step.expert_tp_replication_factor = *options.expert_tp_replication_factor;
+  if (options.foreach) step.foreach = *options.foreach;
+  if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
+  check_step(step, ExitCode::usage);
+  return step;
+}
+
+std::string cli11_version() { return CLI11_VERSION; }
+
+std::optional<double> parse_number(std::string_view text) noexcept {
+  bool negative = false;
+  if (!text.empty() && (text.front() == '-' || text.front() == '+')) {
+    negative = text.front() == '-';
+    text.remove_prefix(1);
+  }
+  const std::optional<double> magnitude = unsigned_number(text);
+  if (!magnitude) return std::nullopt;
+  return negative ? -*magnitude : *magnitude;
+}
+
+std::optional<std::int64_t> parse_integer(std::string_view text, std::int64_t low, std::int64_t high) noexcept {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) return std::nullopt;
+  return value;
+}
+
+std::optional<std::uint64_t> parse_size(std::string_view text) noexcept {
+  if (text.size() > 1 && (text.back() == 'B' || text.back() == 'b')) text.remove_suffix(1);
+  double base = 1000.0;
+  if (text.size() > 1 && (text.back() == 'i' || text.back() == 'I')) {
+    base = 1024.0;
+    text.remove_suffix(1);
+  }
+  double unit = 1.0;
+  if (!text.empty()) {
+    constexpr std::string_view kUnits = "kmgt";
+    const char last = static_cast<char>(text.back() | 0x20);
+    const std::size_t power = kUnits.find(last);
+    if (power != std::string_view::npos) {
+      for (std::size_t i = 0; i <= power; ++i) unit *= base;
+      text.remove_suffix(1);
+    } else if (base == 1024.0) {
+      return std::nullopt;
+    }
+  }
+  if (text.empty() || text.find_first_not_of("0123456789.") != std::string_view::npos) return std::nullopt;
+  const std::optional<double> value = unsigned_number(text);
+  if (!value) return std::nullopt;
+  const double bytes = std::floor(*value * unit);
+  if (!(bytes >= 1.0) || bytes > 0x1p62) return std::nullopt;
+  return static_cast<std::uint64_t>(bytes);
+}
+
+std::optional<bool> parse_boolean(std::string_view text) noexcept {
+  for (const std::string_view yes : {"1", "true", "yes", "on"}) {
+    if (text == yes) return true;
+  }
+  for (const std::string_view no : {"0", "false", "no", "off"}) {
+    if (text == no) return false;
+  }
+  return std::nullopt;
+}
+
+}  // namespace gradclip

@@ -1,0 +1,92 @@
+#pragma once
+// The command line as plain, validated structs. Each option comes from the command line, else from the environment
+// (GRADCLIP_MAX_NORM for --max-norm), else from --config FILE.json (long option names as keys), else it is empty here and
+// the dump's manifest or a default decides.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gradclip/backend/backend.hpp"
+#include "gradclip/clip/clip.hpp"
+#include "gradclip/report/text.hpp"
+#include "machine.hpp"
+
+namespace gradclip {
+
+enum class OutputFormat : std::uint8_t { text, json };
+enum class ColourChoice : std::uint8_t { automatic, always, never };
+
+/// What every command takes.
+struct CommonOptions {
+  DeviceChoice device = DeviceChoice::automatic;
+  std::optional<std::size_t> threads;
+  std::optional<std::uint64_t> memory_budget;  ///< bytes of each process
+  Numerics numerics = Numerics::exact;
+  std::optional<std::filesystem::path> report;
+  OutputFormat format = OutputFormat::text;
+  std::optional<bool> progress;  ///< empty: the terminal decides
+  bool quiet = false;
+  bool strict = false;
+  ColourChoice colour = ColourChoice::automatic;
+};
+
+/// The training step's numbers where they are to differ from the manifest's.
+struct ScaleOptions {
+  std::optional<double> max_norm;
+  bool no_clip = false;
+  std::optional<NormOrder> norm_type;
+  std::optional<bool> pp;
+  std::optional<std::string> pp_axis;
+  std::optional<std::string> ep_axis;
+  std::optional<std::int64_t> num_label_tokens;
+  std::optional<std::int64_t> dp_group_size;
+  std::optional<std::int64_t> expert_tp_replication_factor;
+  std::optional<bool> foreach;
+  std::optional<bool> use_torch_clip_grad_norm;
+};
+
+enum class Command : std::uint8_t { clip, norms, inspect, doctor };
+
+struct CommandLine {
+  Command command = Command::doctor;
+  std::filesystem::path dump;    ///< clip, norms, inspect
+  std::filesystem::path output;  ///< clip
+  CommonOptions common;
+  ScaleOptions scale;
+  ClipOptions clip;              ///< numerics is common.numerics
+  TableOptions table;            ///< norms
+  bool overwrite = false;
+  /// --help or --version was given: print this and exit with 0; the rest is not filled.
+  std::optional<std::string> answer;
+};
+
+/// Errors: Error(usage) for whatever is wrong with the command line, the environment or the config file, with a value's
+/// origin ("--max-norm", "GRADCLIP_MAX_NORM", "'max-norm' in run.json").
+[[nodiscard]] CommandLine parse_command_line(int argc, const char* const* argv, const Environment& environment);
+
+/// The recorded step with the options on top. Errors: Error(bad_input) for the manifest's values, Error(usage) for the
+/// options'.
+[[nodiscard]] TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options);
+
+/// "2.1.2"
+[[nodiscard]] std::string cli11_version();
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Values
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A number in decimal ("1e-3"), hexadecimal ("0x1.8p+1"), or "inf", "-inf", "nan". Empty for anything else, including
+/// numbers beyond float64's range such as 1e400 and 1e-400.
+[[nodiscard]] std::optional<double> parse_number(std::string_view text) noexcept;
+/// A decimal integer in [low, high].
+[[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text, std::int64_t low, std::int64_t high) noexcept;
+/// Bytes: "4096", "1.5G" (powers of 1000: K M G T), "512Mi" (powers of 1024: Ki Mi Gi Ti), an ending B allowed. At least 1.
+[[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text) noexcept;
+/// "1", "true", "yes", "on" and their opposites.
+[[nodiscard]] std::optional<bool> parse_boolean(std::string_view text) noexcept;
+
+}  // namespace gradclip

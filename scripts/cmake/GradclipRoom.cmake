@@ -1,0 +1,41 @@
+# What every target of the project is compiled with.
+add_library(gradclip_options INTERFACE)
+target_compile_features(gradclip_options INTERFACE cxx_std_20)
+target_compile_options(gradclip_options INTERFACE
+  -ffp-contract=off                                  # docs/arithmetic.md: no fma in sums, on any compiler
+  -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=         # error locations without one machine's paths
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wimplicit-fallthrough
+  $<$<BOOL:${GRADCLIP_WARNINGS_AS_ERRORS}>:-Werror>)
+
+# gradclip_room(<name> SOURCES <files> [DEPENDS <rooms>] [LINKS <targets>] [PUBLIC_LINKS <targets>])
+#
+# One room under src/: the library gradclip::<name>. Its headers are included as "gradclip/<name>/<file>.hpp" through an
+# include root of its own, so that a header of a room that is not among its DEPENDS cannot be found. LINKS are foreign
+# libraries and stay private: a foreign header is for one room's .cpp files.
+function(gradclip_room name)
+  cmake_parse_arguments(PARSE_ARGV 1 room "" "" "SOURCES;DEPENDS;LINKS;PUBLIC_LINKS")
+  set(include_root "${PROJECT_BINARY_DIR}/rooms/${name}")
+  file(MAKE_DIRECTORY "${include_root}/gradclip")
+  file(CREATE_LINK "${PROJECT_SOURCE_DIR}/src/${name}" "${include_root}/gradclip/${name}" SYMBOLIC)
+
+  set(target gradclip_${name})
+  add_library(${target} STATIC ${room_SOURCES})
+  add_library(gradclip::${name} ALIAS ${target})
+  target_include_directories(${target} PUBLIC "${include_root}")
+  list(TRANSFORM room_DEPENDS PREPEND gradclip::)
+  target_link_libraries(${target} PUBLIC ${room_DEPENDS} ${room_PUBLIC_LINKS} PRIVATE gradclip_options ${room_LINKS})
+
+  # Each public header compiles alone.
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/src/${name}/*.hpp")
+  set(alone "")
+  foreach(header IN LISTS headers)
+    string(MAKE_C_IDENTIFIER "${header}" identifier)
+    set(source "${PROJECT_BINARY_DIR}/headers/${identifier}.cpp")
+    file(CONFIGURE OUTPUT "${source}" CONTENT "#include \"gradclip/${header}\"  // IWYU pragma: keep\n")
+    list(APPEND alone "${source}")
+  endforeach()
+  if(alone AND GRADCLIP_BUILD_TESTS)
+    add_library(${target}_headers OBJECT ${alone})
+    target_link_libraries(${target}_headers PRIVATE ${target} gradclip_options ${room_LINKS})
+  endif()
+endfunction()

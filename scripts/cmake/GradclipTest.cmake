@@ -1,0 +1,26 @@
+# gradclip_unit_test(<name> SOURCES <files> LINKS <targets>)
+#
+# A GoogleTest binary; each of its tests is a test of ctest.
+function(gradclip_unit_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "" "SOURCES;LINKS")
+  add_executable(${name} ${test_SOURCES})
+  target_link_libraries(${name} PRIVATE ${test_LINKS} gradclip_options GTest::gmock GTest::gtest_main)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support")
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." PROPERTIES LABELS unit TIMEOUT 120)
+endfunction()
+
+# gradclip_mpi_test(<name> PROCESSES <counts> SOURCES <files> LINKS <targets>)
+#
+# A GoogleTest binary with tests/support/mpi_main.cpp, run once for each process count. Too few cores mean
+# oversubscription, never a dropped test.
+function(gradclip_mpi_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "" "PROCESSES;SOURCES;LINKS")
+  add_executable(${name} ${test_SOURCES} "${PROJECT_SOURCE_DIR}/tests/support/mpi_main.cpp")
+  target_link_libraries(${name} PRIVATE ${test_LINKS} gradclip_options GTest::gmock GTest::gtest MPI::MPI_CXX)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support")
+  foreach(processes IN LISTS test_PROCESSES)
+    add_test(NAME ${name}.np${processes}
+      COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe -np ${processes} $<TARGET_FILE:${name}>)
+    set_tests_properties(${name}.np${processes} PROPERTIES LABELS mpi TIMEOUT 120 PROCESSORS 2)
+  endforeach()
+endfunction()

@@ -1,0 +1,175 @@
+// The inner loops for AVX-512: all 64 lanes of a sub-block in registers.
+
+#include <immintrin.h>
+
+#include <array>
+#include <limits>
+
+#include "gradclip/backend/cpu/kernels.hpp"
+
+#define GRADCLIP_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define GRADCLIP_INLINE GRADCLIP_TARGET __attribute__((always_inline)) inline
+
+namespace gradclip::cpu {
+namespace {
+
+using Floats = __m512;
+using Doubles = __m512d;
+using Words = __m512i;
+
+constexpr std::size_t kDoubleLanes = 8;
+constexpr std::size_t kWordLanes = 32;
+constexpr std::size_t kColumns = kLanes;
+template <typename T>
+constexpr std::size_t kVectorLanes = 64 / sizeof(T);
+
+GRADCLIP_INLINE Floats load(const float* at) { return _mm512_loadu_ps(at); }
+GRADCLIP_INLINE Doubles load(const double* at) { return _mm512_loadu_pd(at); }
+GRADCLIP_INLINE Doubles widen(const float* at) { return _mm512_cvtps_pd(_mm256_loadu_ps(at)); }
+GRADCLIP_INLINE void store(double* at, Doubles x) { _mm512_storeu_pd(at, x); }
+GRADCLIP_INLINE Floats broadcast(float x) { return _mm512_set1_ps(x); }
+GRADCLIP_INLINE Doubles broadcast(double x) { return _mm512_set1_pd(x); }
+
+GRADCLIP_INLINE Doubles add(Doubles a, Doubles b) { return _mm512_add_pd(a, b); }
+GRADCLIP_INLINE Doubles add_exact_product(Doubles a, Doubles x, Doubles y) { return _mm512_fmadd_pd(x, y, a); }
+GRADCLIP_INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+GRADCLIP_INLINE Doubles mul(Doubles a, Doubles b) { return _mm512_mul_pd(a, b); }
+GRADCLIP_INLINE Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+GRADCLIP_INLINE Doubles div(Doubles a, Doubles b) { return _mm512_div_pd(a, b); }
+GRADCLIP_INLINE Floats abs(Floats x) { return _mm512_abs_ps(x); }
+GRADCLIP_INLINE Doubles abs(Doubles x) { return _mm512_abs_pd(x); }
+
+// vrange with these immediates: the larger, the smaller of two magnitudes, without its sign.
+GRADCLIP_INLINE Floats max_abs(Floats a, Floats b) { return _mm512_range_ps(a, b, 0b1011); }
+GRADCLIP_INLINE Floats min_abs(Floats a, Floats b) { return _mm512_range_ps(a, b, 0b1010); }
+GRADCLIP_INLINE Doubles max_abs(Doubles a, Doubles b) { return _mm512_range_pd(a, b, 0b1011); }
+GRADCLIP_INLINE Doubles min_abs(Doubles a, Doubles b) { return _mm512_range_pd(a, b, 0b1010); }
+GRADCLIP_INLINE float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
+GRADCLIP_INLINE float reduce_min(Floats x) { return _mm512_reduce_min_ps(x); }
+GRADCLIP_INLINE double reduce_max(Doubles x) { return _mm512_reduce_max_pd(x); }
+GRADCLIP_INLINE double reduce_min(Doubles x) { return _mm512_reduce_min_pd(x); }
+
+GRADCLIP_INLINE double fold_vector(Doubles x) {
+  const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+GRADCLIP_INLINE std::uint32_t count_equal(Floats a, Floats b) {
+  return static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ)));
+}
+GRADCLIP_INLINE std::uint32_t count_equal(Doubles a, Doubles b) {
+  return static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ)));
+}
+GRADCLIP_INLINE std::uint32_t count_less(Floats a, Floats b) {
+  return static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)));
+}
+GRADCLIP_INLINE std::uint32_t count_less(Doubles a, Doubles b) {
+  return static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)));
+}
+GRADCLIP_INLINE Floats infinity_for_zero(Floats x) {
+  const __mmask16 zero = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ);
+  return _mm512_mask_mov_ps(x, zero, broadcast(std::numeric_limits<float>::infinity()));
+}
+GRADCLIP_INLINE Doubles infinity_for_zero(Doubles x) {
+  const __mmask8 zero = _mm512_cmp_pd_mask(x, _mm512_setzero_pd(), _CMP_EQ_OQ);
+  return _mm512_mask_mov_pd(x, zero, broadcast(std::numeric_limits<double>::infinity()));
+}
+
+GRADCLIP_INLINE Floats canonical(Floats x) {
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_mov_ps(x, nan, broadcast(std::numeric_limits<float>::quiet_NaN()));
+}
+GRADCLIP_INLINE Doubles canonical(Doubles x) {
+  const __mmask8 nan = _mm512_cmp_pd_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_mov_pd(x, nan, broadcast(std::numeric_limits<double>::quiet_NaN()));
+}
+GRADCLIP_INLINE Floats zero_for_nonfinite(Floats x) {
+  const Floats infinity = broadcast(std::numeric_limits<float>::infinity());
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(x), infinity, _CMP_LT_OQ), x);
+}
+GRADCLIP_INLINE Doubles zero_for_nonfinite(Doubles x) {
+  const Doubles infinity = broadcast(std::numeric_limits<double>::infinity());
+  return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(abs(x), infinity, _CMP_LT_OQ), x);
+}
+
+GRADCLIP_INLINE Words no_words() { return _mm512_setzero_si512(); }
+GRADCLIP_INLINE Words all_words() { return _mm512_set1_epi16(0x7FFF); }
+GRADCLIP_INLINE Words max(Words a, Words b) { return _mm512_max_epu16(a, b); }
+GRADCLIP_INLINE Words min(Words a, Words b) { return _mm512_min_epu16(a, b); }
+GRADCLIP_INLINE Words word_magnitudes(const std::uint16_t* at) {
+  return _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi16(0x7FFF));
+}
+GRADCLIP_INLINE std::uint16_t reduce_min(Words x) {
+  const __m256i half = _mm256_min_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+  const __m128i quarter = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  return static_cast<std::uint16_t>(_mm_extract_epi16(_mm_minpos_epu16(quarter), 0));
+}
+GRADCLIP_INLINE std::uint16_t reduce_max(Words x) {
+  return static_cast<std::uint16_t>(0xFFFF - reduce_min(_mm512_xor_si512(x, _mm512_set1_epi16(-1))));
+}
+
+GRADCLIP_INLINE __m256i load_words(const std::uint16_t* at) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(at)));
+}
+
+template <DType D>
+GRADCLIP_INLINE auto load_element(const BitsOf<D>* at) {
+  if constexpr (D == DType::float64) {
+    return _mm512_loadu_pd(at);
+  } else if constexpr (D == DType::float32) {
+    return _mm512_loadu_ps(at);
+  } else if constexpr (D == DType::float16) {
+    return _mm512_cvtph_ps(load_words(at));
+  } else {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(at)), 16));
+  }
+}
+
+/// Widens kWordLanes elements.
+template <DType D>
+GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
+  _mm512_store_ps(out, load_element<D>(at));
+  _mm512_store_ps(out + 16, load_element<D>(at + 16));
+}
+
+/// x rounded to D, as a vector of the same kind.
+template <DType D, typename Vector>
+GRADCLIP_INLINE Vector round_to(Vector x) {
+  if constexpr (D == DType::float16) {
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  } else if constexpr (D == DType::bfloat16) {
+    const __m512i bits = _mm512_castps_si512(canonical(x));  // the addition below would carry a NaN's payload into the sign
+    const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), even);
+    return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  } else {
+    return x;
+  }
+}
+
+/// @pre x is representable in D.
+template <DType D, typename Vector>
+GRADCLIP_INLINE void store_element(BitsOf<D>* at, Vector x) {
+  if constexpr (D == DType::float64) {
+    _mm512_storeu_pd(at, x);
+  } else if constexpr (D == DType::float32) {
+    _mm512_storeu_ps(at, x);
+  } else {
+    __m256i words;
+    if constexpr (D == DType::float16) {
+      words = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16));
+    }
+    _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(at)), words);
+  }
+}
+
+}  // namespace
+
+#include "gradclip/backend/cpu/vector_loops.inl"
+
+constinit const Kernels kAvx512Kernels = vector_kernels("avx512");
+
+}  // namespace gradclip::cpu

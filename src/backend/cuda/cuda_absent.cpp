@@ -1,0 +1,7 @@
+#include "gradclip/backend/cuda/cuda_backend.hpp"
+
+namespace gradclip {
+
+ChosenBackend try_cuda_backend() { return {.backend = nullptr, .reason = "this build has no CUDA"}; }
+
+}  // namespace gradclip

@@ -1,0 +1,188 @@
+#include "gradclip/clip/clip.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "gradclip/clip/second_pass.hpp"
+#include "gradclip/norm/shard_sums.hpp"
+
+namespace gradclip {
+namespace {
+
+/// What clip_grad_norm_ adds to the total before it divides.
+constexpr double kEpsilon = 1e-6;
+
+/// The factors of every element once the totals are known.
+class ClipFactors {
+ public:
+  ClipFactors(const Manifest& manifest, const ScalePlan& scale, const ClipResult& result, Numerics numerics)
+      : manifest_(manifest), scale_(scale), result_(result), numerics_(numerics) {}
+
+  ScaleFactors operator()(std::size_t parameter, std::int32_t rank) const {
+    ScaleFactors factors = scale_.factors.of[parameter];
+    const std::optional<double> coefficient = coefficient_of(rank);
+    if (!coefficient || result_.skipped) return factors;
+    const ParameterEntry& entry = manifest_.parameters[parameter];
+    // PyTorch's promotion: a 0-dim gradient times the 0-dim float64 coefficient is formed in float64.
+    const bool in_float64 = entry.shape.empty() && entry.dtype != DType::float64 && numerics_ != Numerics::torch;
+    factors.clip = in_float64 ? ClipStep::in_float64 : ClipStep::in_gradient_precision;
+    factors.coefficient = *coefficient;
+    if (!in_float64 && entry.dtype != DType::float64) factors.coefficient = narrowed(*coefficient, entry.dtype);
+    return factors;
+  }
+
+ private:
+  [[nodiscard]] std::optional<double> coefficient_of(std::int32_t rank) const {
+    if (!result_.max_norm) return std::nullopt;
+    if (result_.coefficients.empty()) return result_.coefficient;
+    const std::int32_t total = result_.norm->reference.total_of_rank[static_cast<std::size_t>(rank)];
+    return total < 0 ? 1.0 : result_.coefficients[static_cast<std::size_t>(total)];
+  }
+
+  [[nodiscard]] double narrowed(double coefficient, DType dtype) const {
+    const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
+    if (numerics_ == Numerics::automodel && half) return round_through(dtype, coefficient);
+    return round_through(DType::float32, coefficient);
+  }
+
+  const Manifest& manifest_;
+  const ScalePlan& scale_;
+  const ClipResult& result_;
+  Numerics numerics_;
+};
+
+nlohmann::ordered_json number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+nlohmann::ordered_json number(const std::optional<double>& value) {
+  return value ? number(*value) : nlohmann::ordered_json(nullptr);
+}
+
+/// What the output's manifest says of the run: nothing that differs between two runs of the same command.
+std::string clip_record(const TrainingStep& step, const ClipOptions& options, const ClipResult& result) {
+  nlohmann::ordered_json record;
+  record["version"] = GRADCLIP_VERSION;
+  record["norm_type"] = number(step.order.p);
+  record["max_norm"] = number(result.max_norm);
+  record["total"] = number(result.total);
+  record["coefficient"] = number(result.coefficient);
+  record["total_after"] = number(result.total_after);
+  record["numerics"] = name(options.numerics);
+  record["nonfinite"] = name(options.nonfinite);
+  record["label_token_divisor"] = number(result.scale.label_token_divisor);
+  record["expert_divisor"] = number(result.scale.expert_divisor);
+  if (options.total_norm) record["total_given"] = true;
+  if (!result.coefficients.empty()) {
+    nlohmann::ordered_json totals = nlohmann::ordered_json::array();
+    for (std::size_t i = 0; i < result.coefficients.size(); ++i) {
+      const RankTotal& total = result.norm->reference.totals[i];
+      totals.push_back({{"total", number(total.total)},
+                        {"coefficient", number(result.coefficients[i])},
+                        {"ranks", total.ranks}});
+    }
+    record["totals"] = std::move(totals);
+  }
+  return record.dump();
+}
+
+/// Step 3 and 4: coefficients from the totals, and what a non-finite total leads to.
+void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& result) {
+  result.max_norm = step.max_norm;
+  const bool by_rank = result.norm && options.numerics != Numerics::exact;
+  bool finite = std::isfinite(result.total);
+  if (by_rank) {
+    const std::vector<RankTotal>& totals = result.norm->reference.totals;
+    finite = std::all_of(totals.begin(), totals.end(), [](const RankTotal& t) { return std::isfinite(t.total); });
+    if (totals.size() == 1) result.total = totals.front().total;
+    if (step.max_norm) {
+      for (const RankTotal& total : totals) {
+        result.coefficients.push_back(clip_coefficient(total.total, *step.max_norm, total.dtype, /*as_reference=*/true));
+      }
+      if (totals.size() == 1) result.coefficient = result.coefficients.front();
+    }
+  } else if (step.max_norm) {
+    const bool as_reference = options.numerics != Numerics::exact;
+    result.coefficient = clip_coefficient(result.total, *step.max_norm, DType::float64, as_reference);
+  }
+  result.refused = !finite && options.nonfinite == NonfinitePolicy::error;
+  result.skipped = !finite && options.nonfinite == NonfinitePolicy::skip;
+  const auto below_one = [](double coefficient) { return !(coefficient >= 1.0); };
+  result.clipped = !result.skipped && !result.refused &&
+                   ((result.coefficient && below_one(*result.coefficient)) ||
+                    std::any_of(result.coefficients.begin(), result.coefficients.end(), below_one));
+}
+
+}  // namespace
+
+std::string_view name(NonfinitePolicy policy) noexcept {
+  switch (policy) {
+    case NonfinitePolicy::propagate: return "propagate";
+    case NonfinitePolicy::error: return "error";
+    case NonfinitePolicy::skip: return "skip";
+    case NonfinitePolicy::zero: return "zero";
+  }
+  return "propagate";
+}
+
+double clip_coefficient(double total, double max_norm, DType dtype, bool as_reference) {
+  if (std::isnan(total)) return std::numeric_limits<double>::quiet_NaN();
+  if (std::isinf(max_norm) && !as_reference) return 1.0;
+  const auto rounded = [dtype](double value) { return round_through(dtype, value); };
+  const double coefficient = rounded(rounded(1.0 / rounded(total + kEpsilon)) * max_norm);
+  return coefficient > 1.0 ? 1.0 : coefficient;
+}
+
+void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& options, DumpWriter* output,
+                         ClipResult& result) {
+  decide(step, options, result);
+  if (output == nullptr || result.refused) return;
+  const bool first = run.comm.process() == 0;
+  try {
+    if (first) output->prepare();
+    run.comm.barrier();
+    const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
+    const SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
+    result.total_after = written.total;
+    if (first) {
+      output->finish({.state = GradientState::after_clip, .files = written.files,
+                      .clip_record = clip_record(step, options, result)});
+    }
+    run.comm.barrier();
+  } catch (...) {
+    // The process that fails may be the last one alive: it removes what all of them have written.
+    output->discard();
+    throw;
+  }
+}
+
+ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, const ClipOptions& options,
+                                          DumpWriter* output) {
+  const Manifest& manifest = run.dump.manifest();
+  const PipelineView pipeline = pipeline_view(manifest, step);
+  ClipResult result;
+  result.order = step.order;
+  result.scale = plan_scaling(manifest, step, options.numerics, options.no_scale);
+  if (options.nonfinite == NonfinitePolicy::zero) {
+    for (ScaleFactors& factors : result.scale.factors.of) factors.zero_nonfinite = true;
+  }
+  if (options.total_norm) {
+    result.total = *options.total_norm;
+  } else {
+    result.norm = measure_gradients(run, result.scale.factors, step.order, options.numerics, pipeline);
+    result.total = result.norm->total;
+  }
+  clip_grad_norm_impl(run, step, options, output, result);
+  return result;
+}
+
+ClipResult clip_grad_norm(Run& run, const TrainingStep& step, ClipOptions options, DumpWriter* output) {
+  options.no_scale = true;
+  return scale_grads_and_clip_grad_norm(run, step, options, output);
+}
+
+}  // namespace gradclip

@@ -1,0 +1,50 @@
+#pragma once
+// What gradients are divided by before they are clipped: label tokens and the expert ratio.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "gradclip/dump/manifest.hpp"
+#include "gradclip/norm/total_norm.hpp"
+
+namespace gradclip {
+
+/// The training step's numbers: the manifest's "training" with the command line's on top.
+struct TrainingStep {
+  std::optional<double> max_norm;  ///< empty: nothing is clipped
+  NormOrder order;
+  bool pp_enabled = false;
+  std::string pp_axis_name = "pp";
+  std::string ep_axis_name;  ///< empty: no expert axis
+  std::optional<std::int64_t> num_label_tokens;
+  std::optional<std::int64_t> dp_group_size;
+  std::int64_t expert_tp_replication_factor = 1;
+  bool foreach = true;
+  bool use_torch_clip_grad_norm = false;
+};
+
+/// The manifest's "training" with its defaults. Errors: Error(bad_input) for a value that cannot be (p <= 0, a negative or
+/// NaN max_norm, dp_group_size <= 0, negative num_label_tokens, replication factor < 1).
+[[nodiscard]] TrainingStep recorded_step(const Manifest& manifest);
+
+/// The same checks for a step that the command line has changed. @param code  usage or bad_input
+void check_step(const TrainingStep& step, ExitCode code);
+
+struct ScalePlan {
+  std::optional<double> label_token_divisor;  ///< num_label_tokens / dp_group_size
+  std::optional<double> expert_divisor;  ///< dp_group_size / ep_shard_size × expert_tp_replication_factor
+  std::string explanation;               ///< one sentence for people
+  ParameterFactors factors;
+};
+
+/// The factors of every parameter. Scaling is applied to a dump in the state before_scale, unless `no_scale`.
+/// Errors: Error(bad_input) if the MoE meshes of the stages disagree on ep_shard.
+[[nodiscard]] ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numerics numerics,
+                                     bool no_scale);
+
+/// Which ranks' totals are combined over pipeline stages.
+/// Errors: Error(bad_input) where pp is on without its axis in the device mesh.
+[[nodiscard]] PipelineView pipeline_view(const Manifest& manifest, const TrainingStep& step);
+
+}  // namespace gradclip

@@ -1,0 +1,127 @@
+#include "gradclip/clip/second_pass.hpp"
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <vector>
+
+namespace gradclip {
+namespace {
+
+/// Rank files below this size are streamed together, so that the workers do not run dry between them.
+constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
+constexpr std::size_t kBatchFiles = 16;
+
+/// A finished rank file as it travels. Trivially copyable.
+struct RankRecord {
+  std::int32_t rank = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t xxh3_64 = 0;
+};
+
+/// Rank files that are written together.
+struct Batch {
+  TaskList list;
+  std::vector<std::int32_t> ranks;
+  std::vector<std::unique_ptr<RankFileWriter>> files;
+  std::vector<RankFileWriter*> writer_of_task;
+  std::uint64_t bytes = 0;
+};
+
+class ClippedWriter {
+ public:
+  ClippedWriter(Run& run, DumpWriter& output, const FactorsOf& factors_of, const std::vector<bool>& expert,
+                NormOrder order)
+      : run_(run), manifest_(run.dump.manifest()), output_(output), factors_of_(factors_of), expert_(expert),
+        request_{order}, counted_(counted_entries(manifest_)) {}
+
+  SecondPass write() {
+    const std::int32_t last = run_.plan.end(run_.comm.process());
+    for (std::int32_t rank = run_.plan.begin(run_.comm.process()); rank < last;) {
+      auto batch = std::make_unique<Batch>();
+      while (rank < last && batch->bytes < kBatchBytes && batch->files.size() < kBatchFiles) append(*batch, rank++);
+      stream(*batch);
+      finish_in_background(std::move(batch));
+    }
+    collect_finished();
+
+    SecondPass result;
+    for (const RankRecord& record : gather_values(run_.comm, std::span<const RankRecord>(records_))) {
+      result.files[manifest_.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
+    }
+    result.total = measured_total(run_, request_.order, statistics_, factors_of_);
+    return result;
+  }
+
+ private:
+  void append(Batch& batch, std::int32_t rank) {
+    TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, rank + 1, factors_of_);
+    batch.ranks.push_back(rank);
+    batch.files.push_back(output_.begin(run_.dump.rank_file(rank)));
+    for (std::size_t i = 0; i < list.tasks.size(); ++i) {
+      ShardTask task = list.tasks[i];
+      const ParameterEntry& entry = manifest_.parameters[task.parameter];
+      task.measured = counted_[task.parameter] && !entry.has_partial() &&
+                      is_counted_copy(manifest_, entry, rank, expert_[task.parameter]);
+      task.factors = static_cast<std::uint32_t>(batch.list.factors.size());
+      batch.list.factors.push_back(list.factors[i]);
+      batch.bytes += task.shard->elements * size_of(task.shard->dtype);
+      batch.list.tasks.push_back(std::move(task));
+      batch.writer_of_task.push_back(batch.files.back().get());
+    }
+  }
+
+  void stream(Batch& batch) {
+    std::vector<TensorStatistics> of_task(batch.list.tasks.size());
+    run_.stream.scale(batch.list.tasks, batch.writer_of_task, batch.list.factors, request_,
+                      [&](const MeasuredChunk& chunk) {
+                        gradclip::append(of_task[chunk.task], chunk.statistics, chunk.count, chunk.position,
+                                         request_.order);
+                      });
+    for (std::size_t i = 0; i < of_task.size(); ++i) {
+      const std::int32_t rank = batch.list.tasks[i].rank;
+      if (statistics_.empty() || statistics_.back().rank != rank) statistics_.push_back({rank, {}});
+      add(statistics_.back().statistics, of_task[i], request_.order);
+    }
+  }
+
+  /// Checksums and syncs a batch while the next one is streamed.
+  void finish_in_background(std::unique_ptr<Batch> batch) {
+    collect_finished();
+    pending_ = std::async(std::launch::async, [finished = std::move(batch)] {
+      std::vector<RankRecord> records;
+      for (std::size_t i = 0; i < finished->files.size(); ++i) {
+        const FileRecord record = finished->files[i]->finish();
+        records.push_back({finished->ranks[i], 0, record.bytes, record.xxh3_64.value_or(0)});
+      }
+      return records;
+    });
+  }
+
+  void collect_finished() {
+    if (!pending_.valid()) return;
+    const std::vector<RankRecord> records = pending_.get();
+    records_.insert(records_.end(), records.begin(), records.end());
+  }
+
+  Run& run_;
+  const Manifest& manifest_;
+  DumpWriter& output_;
+  const FactorsOf& factors_of_;
+  const std::vector<bool>& expert_;
+  StatisticsRequest request_;
+  std::vector<bool> counted_;
+  std::vector<RankStatistics> statistics_;
+  std::vector<RankRecord> records_;
+  std::future<std::vector<RankRecord>> pending_;
+};
+
+}  // namespace
+
+SecondPass write_clipped(Run& run, DumpWriter& output, const FactorsOf& factors_of, const std::vector<bool>& expert,
+                         NormOrder order) {
+  return ClippedWriter(run, output, factors_of, expert, order).write();
+}
+
+}  // namespace gradclip

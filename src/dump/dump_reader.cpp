@@ -1,0 +1,49 @@
+#include "gradclip/dump/dump_reader.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+namespace gradclip {
+namespace {
+
+constexpr std::size_t kMostOpen = 512;
+constexpr std::size_t kKeptForOthers = 64;
+constexpr std::size_t kDescriptorsPerFile = 2;  // HDF5's and ours
+
+/// How many rank files may be open at once, with room for files that are still held when another takes their place.
+std::size_t open_file_capacity() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
+  if (limit.rlim_cur < limit.rlim_max) {
+    rlimit raised = limit;
+    raised.rlim_cur = std::min<rlim_t>(limit.rlim_max, kKeptForOthers + 2 * kDescriptorsPerFile * kMostOpen);
+    if (raised.rlim_cur > limit.rlim_cur && ::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  const std::size_t available = limit.rlim_cur == RLIM_INFINITY ? kMostOpen * 8 : limit.rlim_cur;
+  const std::size_t usable = available > kKeptForOthers ? available - kKeptForOthers : 0;
+  return std::clamp<std::size_t>(usable / (2 * kDescriptorsPerFile), 1, kMostOpen);
+}
+
+}  // namespace
+
+DumpReader::DumpReader(std::filesystem::path directory)
+    : directory_(std::move(directory)), manifest_(read_manifest(directory_)), capacity_(open_file_capacity()) {}
+
+std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = open_.find(rank); found != open_.end()) {
+    recent_.splice(recent_.begin(), recent_, found->second);
+    return recent_.front();
+  }
+  auto file = std::make_shared<const RankFile>(directory_, manifest_, rank);
+  while (recent_.size() >= capacity_) {
+    open_.erase(recent_.back()->rank());
+    recent_.pop_back();
+  }
+  recent_.push_front(file);
+  open_[rank] = recent_.begin();
+  return file;
+}
+
+}  // namespace gradclip

@@ -1,0 +1,38 @@
+#pragma once
+// A dump as parameters × recorded ranks.
+
+#include <cstdint>
+#include <filesystem>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "gradclip/dump/manifest.hpp"
+#include "gradclip/dump/rank_file.hpp"
+
+namespace gradclip {
+
+/// Opens rank files when they are asked for and keeps the most recently used ones open (fewer than RLIMIT_NOFILE allows;
+/// the soft limit is raised towards the hard one first). Never writes.
+class DumpReader {
+ public:
+  /// Reads and checks the manifest; opens no rank file. Errors: as read_manifest().
+  explicit DumpReader(std::filesystem::path directory);
+
+  [[nodiscard]] const std::filesystem::path& directory() const noexcept { return directory_; }
+  [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
+
+  /// Thread-safe. Errors: as RankFile's constructor.
+  [[nodiscard]] std::shared_ptr<const RankFile> rank_file(std::int32_t rank);
+
+ private:
+  std::filesystem::path directory_;
+  Manifest manifest_;
+  std::size_t capacity_;
+  std::mutex mutex_;
+  std::list<std::shared_ptr<const RankFile>> recent_;  // most recently used first
+  std::unordered_map<std::int32_t, std::list<std::shared_ptr<const RankFile>>::iterator> open_;
+};
+
+}  // namespace gradclip

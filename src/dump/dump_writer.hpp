@@ -1,0 +1,79 @@
+#pragma once
+// Writing a dump of the input's layout: whole or absent.
+//
+// Everything is written to OUT.partial beside OUT; rank files first, each checksummed and synced, the manifest last, then
+// one rename to OUT. Whoever is destroyed before finish() removes what it made.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "gradclip/dump/dump_reader.hpp"
+
+namespace gradclip {
+
+/// One rank file being written: the input's objects (datasets in the same order with the same types, filters and
+/// attributes, /none, /labels, unknown objects), gradients replaced.
+class RankFileWriter {
+ public:
+  /// Creates the file, all datasets allocated and unfilled. Errors: Error(resources) (no space is noticed here).
+  RankFileWriter(std::filesystem::path path, std::shared_ptr<const RankFile> input, const Manifest& manifest);
+  ~RankFileWriter();  ///< removes the file unless finish() was called
+  RankFileWriter(const RankFileWriter&) = delete;
+  RankFileWriter& operator=(const RankFileWriter&) = delete;
+
+  /// Writes elements [first, first + count) of a parameter's local shard. Thread-safe; every element is written exactly
+  /// once. A shard's pieces may come from several threads, but are begun in ascending order of (order of parameters in the
+  /// file, first): a piece waits for the hash of the one before it. Errors: Error(resources).
+  void write(std::size_t parameter, std::uint64_t first, std::uint64_t count, const std::byte* from);
+
+  /// Wakes every thread that waits in write(), which then throws: for a caller whose other thread failed. Nothrow.
+  void cancel() noexcept;
+
+  /// Checksums as attributes (xxh3_64 of what was given to write()), closes, syncs.
+  /// @return size and XXH3-64 of the whole file as it is on disk.
+  /// Errors: Error(resources); Error(bug) if an element was not written.
+  FileRecord finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The output directory of one run. One process creates (prepare), every process opens rank files in it, the one that
+/// created it finishes.
+class DumpWriter {
+ public:
+  /// Checks and names, creates nothing. Errors: Error(usage) if `output` is the input, inside it or contains it (after
+  /// symlinks), or exists and `overwrite` is false; or its parent directory does not exist.
+  DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite);
+  /// In the process that prepared it: removes OUT.partial unless finish() was called. Nothrow.
+  ~DumpWriter();
+  DumpWriter(const DumpWriter&) = delete;
+  DumpWriter& operator=(const DumpWriter&) = delete;
+
+  /// Creates and locks OUT.partial, removing a leftover that nobody holds the lock of. One process calls it.
+  /// Errors: Error(resources) if another run holds it, or it cannot be created.
+  void prepare();
+
+  [[nodiscard]] std::unique_ptr<RankFileWriter> begin(std::shared_ptr<const RankFile> input);
+
+  /// Writes the manifest, syncs, renames OUT.partial to OUT (an exchange with the old OUT where `overwrite`, which is then
+  /// removed). The process that prepared calls it, once all rank files are finished.
+  void finish(const ManifestChanges& changes);
+
+  /// Removes what all processes have written so far: for a process that ends the run. Nothrow.
+  void discard() noexcept;
+
+ private:
+  const DumpReader& input_;
+  std::filesystem::path output_;
+  std::filesystem::path partial_;
+  bool overwrite_;
+  int lock_ = -1;
+  bool finished_ = false;
+};
+
+}  // namespace gradclip

@@ -1,0 +1,508 @@
+#include "gradclip/dump/hdf5.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "gradclip/dump/hdf5_call.hpp"
+
+namespace gradclip::hdf5 {
+namespace {
+
+constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 62;
+constexpr hssize_t kMaxAttributeElements = 1 << 20;
+constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
+
+herr_t keep_first_text(unsigned, const H5E_error2_t* entry, void* to) {
+  auto& text = *static_cast<std::string*>(to);
+  if (text.empty() && entry->desc != nullptr) text = entry->desc;
+  return 0;
+}
+
+std::vector<std::int64_t> extents(const Handle& space, const std::string& where) {
+  const H5S_class_t type = H5Sget_simple_extent_type(space.id());
+  if (type == H5S_SCALAR) return {};
+  if (type != H5S_SIMPLE) {
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "has no elements at all (a null dataspace)", .expected = {}, .advice = {}});
+  }
+  const int rank = checked(H5Sget_simple_extent_ndims(space.id()), where, "read the shape");
+  std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
+  checked(H5Sget_simple_extent_dims(space.id(), sizes.data(), nullptr), where, "read the shape");
+  std::uint64_t product = 1;
+  for (const hsize_t size : sizes) {
+    if (size != 0 && (__builtin_mul_overflow(product, std::uint64_t{size}, &product) || product >= kMaxElements)) {
+      throw Error(ExitCode::bad_input,
+                  {.where = where, .found = "declares 2^62 elements or more", .expected = {}, .advice = {}});
+    }
+  }
+  return {sizes.begin(), sizes.end()};
+}
+
+ElementType element_type(const Handle& type, const std::string& where) {
+  ElementType result;
+  result.size = H5Tget_size(type.id());
+  if (result.size == 0) fail(ExitCode::bad_input, where, "read the element type");
+  const H5T_class_t type_class = H5Tget_class(type.id());
+  if (type_class == H5T_INTEGER || type_class == H5T_FLOAT) {
+    result.little_endian = H5Tget_order(type.id()) == H5T_ORDER_LE;
+    result.precision = H5Tget_precision(type.id());
+    result.bit_offset = static_cast<std::size_t>(checked(H5Tget_offset(type.id()), where, "read the element type"));
+  }
+  switch (type_class) {
+    case H5T_INTEGER:
+      result.type_class = ElementType::Class::integer;
+      result.is_signed = H5Tget_sign(type.id()) != H5T_SGN_NONE;
+      break;
+    case H5T_FLOAT:
+      result.type_class = ElementType::Class::floating;
+      checked(H5Tget_fields(type.id(), &result.sign_position, &result.exponent_position, &result.exponent_size,
+                            &result.mantissa_position, &result.mantissa_size),
+              where, "read the element type");
+      result.exponent_bias = H5Tget_ebias(type.id());
+      result.implied_one = H5Tget_norm(type.id()) == H5T_NORM_IMPLIED;
+      break;
+    case H5T_OPAQUE: result.type_class = ElementType::Class::opaque; break;
+    case H5T_STRING: result.type_class = ElementType::Class::string; break;
+    default: result.type_class = ElementType::Class::other; break;
+  }
+  return result;
+}
+
+std::vector<Filter> filters_of(const Handle& properties, const std::string& where) {
+  const int count = checked(H5Pget_nfilters(properties.id()), where, "read the filters");
+  std::vector<Filter> filters;
+  for (int i = 0; i < count; ++i) {
+    unsigned flags = 0;
+    unsigned configuration = 0;
+    std::vector<unsigned> parameters(64);
+    std::size_t parameter_count = parameters.size();
+    char name[256] = "";
+    const H5Z_filter_t id = checked(H5Pget_filter2(properties.id(), static_cast<unsigned>(i), &flags, &parameter_count,
+                                                   parameters.data(), sizeof name, name, &configuration),
+                                    where, "read the filters");
+    name[sizeof name - 1] = '\0';
+    parameters.resize(std::min(parameter_count, parameters.size()));
+    if (checked(H5Zfilter_avail(id), where, "look for a filter") == 0) {
+      H5Eclear2(H5E_DEFAULT);
+      throw Error(ExitCode::bad_input,
+                  {.where = where,
+                   .found = fmt::format("needs the HDF5 filter {}{}, which is not available", id,
+                                        name[0] == '\0' ? "" : " (" + quoted(name) + ")"),
+                   .expected = "deflate, shuffle or fletcher32, or a filter that is installed",
+                   .advice = "set HDF5_PLUGIN_PATH to the folder that holds the filter's plugin"});
+    }
+    filters.push_back({id, name, std::move(parameters)});
+  }
+  return filters;
+}
+
+Handle open_object(const Handle& location, const std::string& name, const std::string& where) {
+  const LinkKind kind = link_kind(location, name, where);
+  if (kind != LinkKind::hard) refuse_link(kind, where);
+  return owned(H5Oopen(location.id(), name.c_str(), H5P_DEFAULT), where, "open it");
+}
+
+void read_chunking(const Handle& properties, const Handle& space, Dataset& dataset, const std::string& where) {
+  std::vector<hsize_t> chunk(std::max<std::size_t>(dataset.shape.size(), 1));
+  const int dimensions =
+      checked(H5Pget_chunk(properties.id(), static_cast<int>(chunk.size()), chunk.data()), where, "read the chunk shape");
+  if (dimensions != static_cast<int>(dataset.shape.size())) {
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "has chunks of another rank than its shape", .expected = {}, .advice = {}});
+  }
+  dataset.chunk.assign(chunk.begin(), chunk.end());
+  dataset.filters = filters_of(properties, where);
+  std::uint64_t expected = 1;
+  for (std::size_t d = 0; d < dataset.chunk.size(); ++d) {
+    const auto extent = static_cast<std::uint64_t>(dataset.shape[d]);
+    if (dataset.chunk[d] == 0) {
+      throw Error(ExitCode::bad_input, {.where = where, .found = "has empty chunks", .expected = {}, .advice = {}});
+    }
+    expected *= extent / dataset.chunk[d] + (extent % dataset.chunk[d] != 0 ? 1 : 0);
+  }
+  hsize_t written = 0;
+  checked(H5Dget_num_chunks(dataset.handle.id(), space.id(), &written), where, "count the chunks");
+  if (written != expected) {
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = fmt::format("only {} of its {} chunks were written", written, expected),
+                                      .expected = {},
+                                      .advice = "the recorder ended too early; record again"});
+  }
+}
+
+std::string trimmed(const char* data, std::size_t size, H5T_str_t padding) {
+  std::string text(data, size);
+  if (padding == H5T_STR_SPACEPAD) {
+    text.erase(text.find_last_not_of(' ') + 1);
+  } else if (const auto end = text.find('\0'); end != std::string::npos) {
+    text.erase(end);
+  }
+  return text;
+}
+
+/// All strings of an attribute or dataset. @param read  (memory type, buffer) -> status
+template <class Read>
+std::vector<std::string> strings(const Handle& type, const Handle& space, const std::string& where, Read&& read) {
+  if (H5Tget_class(type.id()) != H5T_STRING) {
+    throw Error(ExitCode::bad_input, {.where = where, .found = "does not hold strings", .expected = "strings", .advice = {}});
+  }
+  const auto count = static_cast<std::uint64_t>(
+      checked(H5Sget_simple_extent_npoints(space.id()), where, "read the shape"));
+  const bool variable = checked(H5Tis_variable_str(type.id()), where, "read the string type") > 0;
+  const std::size_t size = variable ? sizeof(char*) : H5Tget_size(type.id());
+  if (size == 0 || count > kMaxTextBytes / size) {
+    throw Error(ExitCode::bad_input, {.where = where, .found = "declares more than 1 GiB of text", .expected = {}, .advice = {}});
+  }
+  std::vector<std::string> result;
+  result.reserve(count);
+  if (variable) {
+    std::vector<char*> pointers(count, nullptr);
+    if (count != 0) checked(read(type.id(), pointers.data()), where, "read the strings");
+    for (const char* pointer : pointers) result.emplace_back(pointer == nullptr ? "" : pointer);
+    if (count != 0) H5Dvlen_reclaim(type.id(), space.id(), H5P_DEFAULT, pointers.data());
+  } else {
+    std::vector<char> bytes(count * size);
+    if (count != 0) checked(read(type.id(), bytes.data()), where, "read the strings");
+    for (std::uint64_t i = 0; i < count; ++i) {
+      result.push_back(trimmed(bytes.data() + i * size, size, H5Tget_strpad(type.id())));
+    }
+  }
+  return result;
+}
+
+struct Attribute {
+  Handle handle, type, space;
+  std::string where;
+  hssize_t count;
+};
+
+std::optional<Attribute> open_attribute(const Handle& object, const char* name, const std::string& where) {
+  const htri_t exists = H5Aexists(object.id(), name);
+  if (checked(exists, where, "look for attributes") == 0) return std::nullopt;
+  Attribute result;
+  result.where = where + ", attribute '" + name + "'";
+  result.handle = owned(H5Aopen(object.id(), name, H5P_DEFAULT), result.where, "open it");
+  result.type = owned(H5Aget_type(result.handle.id()), result.where, "read its type");
+  result.space = owned(H5Aget_space(result.handle.id()), result.where, "read its shape");
+  result.count = checked(H5Sget_simple_extent_npoints(result.space.id()), result.where, "read its shape");
+  return result;
+}
+
+[[noreturn]] void refuse_attribute(const Attribute& attribute, const char* expected) {
+  throw Error(ExitCode::bad_input,
+              {.where = attribute.where,
+               .found = fmt::format("is {} x {}", attribute.count, describe(element_type(attribute.type, attribute.where))),
+               .expected = expected,
+               .advice = {}});
+}
+
+}  // namespace
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+std::string take_error_text() {
+  std::string text;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first_text, &text);
+  H5Eclear2(H5E_DEFAULT);
+  return text.empty() ? "no further explanation" : text;
+}
+
+void fail(ExitCode code, const std::string& where, const std::string& doing) {
+  throw Error(code,
+              {.where = where, .found = "cannot " + doing + ": HDF5: " + take_error_text(), .expected = {}, .advice = {}});
+}
+
+LinkKind kind_of(H5L_type_t type) noexcept {
+  switch (type) {
+    case H5L_TYPE_HARD: return LinkKind::hard;
+    case H5L_TYPE_SOFT: return LinkKind::soft;
+    case H5L_TYPE_EXTERNAL: return LinkKind::external;
+    default: return LinkKind::other;
+  }
+}
+
+void refuse_link(LinkKind kind, const std::string& where) {
+  const char* found = kind == LinkKind::none       ? "does not exist"
+                      : kind == LinkKind::soft     ? "is a soft link"
+                      : kind == LinkKind::external ? "is an external link"
+                                                   : "is a link of an unknown kind";
+  throw Error(ExitCode::bad_input, {.where = where, .found = found, .expected = "an object of this file", .advice = {}});
+}
+
+void refuse_foreign_storage(hid_t properties, const std::string& where) {
+  if (H5Pget_layout(properties) == H5D_VIRTUAL) {
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = "is a virtual dataset, made of parts of other files",
+                                      .expected = "data in this file",
+                                      .advice = {}});
+  }
+  if (checked(H5Pget_external_count(properties), where, "read the storage") > 0) {
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "keeps its data in an external file", .expected = "data in this file", .advice = {}});
+  }
+}
+
+// ---- handles --------------------------------------------------------------------------------------------------------
+
+std::unique_lock<std::recursive_mutex> lock_library() {
+  static std::recursive_mutex mutex;
+  std::unique_lock<std::recursive_mutex> lock(mutex);
+  thread_local bool quiet = false;
+  if (!quiet) {
+    H5open();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    quiet = true;
+  }
+  return lock;
+}
+
+Handle::~Handle() {
+  if (id_ < 0) return;
+  const auto lock = lock_library();
+  if (H5Idec_ref(id_) < 0) H5Eclear2(H5E_DEFAULT);
+}
+
+Handle::Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
+
+Handle& Handle::operator=(Handle&& other) noexcept {
+  std::swap(id_, other.id_);
+  return *this;
+}
+
+void Handle::close(const std::string& where) {
+  if (id_ < 0) return;
+  const auto lock = lock_library();
+  checked(H5Idec_ref(std::exchange(id_, -1)), where, "close it", ExitCode::resources);
+}
+
+std::string library_version() {
+  const auto lock = lock_library();
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return fmt::format("{}.{}.{}", major, minor, release);
+}
+
+std::string describe(const ElementType& type) {
+  const auto bits = [&] {
+    return fmt::format("{}-bit {}", type.size * 8, type.size == 1 ? "" : type.little_endian ? "little-endian " : "big-endian ");
+  };
+  switch (type.type_class) {
+    case ElementType::Class::floating:
+      return fmt::format("{}float (exponent {}, mantissa {} bits)", bits(), type.exponent_size, type.mantissa_size);
+    case ElementType::Class::integer: return bits() + (type.is_signed ? "signed integer" : "unsigned integer");
+    case ElementType::Class::opaque: return fmt::format("{} opaque bytes", type.size);
+    case ElementType::Class::string: return "string";
+    case ElementType::Class::other: break;
+  }
+  return "compound or other type";
+}
+
+std::uint64_t Dataset::elements() const noexcept {
+  std::uint64_t product = 1;
+  for (const std::int64_t extent : shape) product *= static_cast<std::uint64_t>(extent);
+  return product;
+}
+
+// ---- files, groups, datasets ------------------------------------------------------------------------------------------
+
+Handle open_file(const std::filesystem::path& path) {
+  const auto lock = lock_library();
+  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  if (id >= 0) return Handle(id);
+  const std::string text = take_error_text();
+  std::string advice;
+  if (text.find("lock") != std::string::npos) {
+    advice = "another program may be writing it, or the file system has no locks: then set HDF5_USE_FILE_LOCKING=FALSE";
+  } else if (text.find("consistency") != std::string::npos || text.find("already open") != std::string::npos) {
+    advice = "its writer did not close it; if no program is writing it any more, `h5clear -s FILE` removes the mark";
+  } else if (text.find("truncated") != std::string::npos) {
+    advice = "the file is incomplete; copy or record it again";
+  }
+  throw Error(ExitCode::bad_input, {.where = path.string(),
+                                    .found = "cannot be opened as an HDF5 file: " + text,
+                                    .expected = {},
+                                    .advice = advice});
+}
+
+std::uint64_t user_block_size(const Handle& file, const std::string& where) {
+  const auto lock = lock_library();
+  const Handle properties = owned(H5Fget_create_plist(file.id()), where, "read the file's properties");
+  hsize_t size = 0;
+  checked(H5Pget_userblock(properties.id(), &size), where, "read the file's properties");
+  return size;
+}
+
+LinkKind link_kind(const Handle& location, const std::string& name, const std::string& where) {
+  const auto lock = lock_library();
+  if (checked(H5Lexists(location.id(), name.c_str(), H5P_DEFAULT), where, "look for it") == 0) return LinkKind::none;
+  H5L_info_t info;
+  checked(H5Lget_info(location.id(), name.c_str(), &info, H5P_DEFAULT), where, "look at the link");
+  return kind_of(info.type);
+}
+
+std::vector<std::string> link_names(const Handle& group, const std::string& where) {
+  const auto lock = lock_library();
+  std::vector<std::string> names;
+  const auto append = [](hid_t, const char* name, const H5L_info_t*, void* to) -> herr_t {
+    static_cast<std::vector<std::string>*>(to)->emplace_back(name);
+    return 0;
+  };
+  checked(H5Literate(group.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, append, &names), where, "list the links");
+  return names;
+}
+
+Handle open_group(const Handle& location, const std::string& name, const std::string& where) {
+  const auto lock = lock_library();
+  Handle object = open_object(location, name, where);
+  if (H5Iget_type(object.id()) != H5I_GROUP) {
+    throw Error(ExitCode::bad_input, {.where = where, .found = "is not a group", .expected = "a group", .advice = {}});
+  }
+  return object;
+}
+
+Dataset open_dataset(const Handle& location, const std::string& name, const std::string& where) {
+  const auto lock = lock_library();
+  Dataset dataset;
+  dataset.handle = open_object(location, name, where);
+  const hid_t id = dataset.handle.id();
+  if (H5Iget_type(id) != H5I_DATASET) {
+    throw Error(ExitCode::bad_input, {.where = where, .found = "is not a dataset", .expected = "a dataset", .advice = {}});
+  }
+  const Handle properties = owned(H5Dget_create_plist(id), where, "read the storage");
+  refuse_foreign_storage(properties.id(), where);
+  H5O_info_t info;
+  checked(H5Oget_info2(id, &info, H5O_INFO_BASIC), where, "look at the object");
+  if (info.rc != 1) {
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = fmt::format("the object has {} names in the file", info.rc),
+                                      .expected = "one name for each object",
+                                      .advice = {}});
+  }
+  dataset.address = info.addr;
+  const Handle space = owned(H5Dget_space(id), where, "read the shape");
+  dataset.shape = extents(space, where);
+  const Handle type = owned(H5Dget_type(id), where, "read the element type");
+  dataset.type = element_type(type, where);
+  if (dataset.elements() > std::numeric_limits<std::int64_t>::max() / dataset.type.size) {
+    throw Error(ExitCode::bad_input, {.where = where, .found = "declares 2^63 bytes or more", .expected = {}, .advice = {}});
+  }
+  dataset.stored_bytes = H5Dget_storage_size(id);
+  switch (H5Pget_layout(properties.id())) {
+    case H5D_CHUNKED:
+      dataset.storage = Storage::chunked;
+      read_chunking(properties, space, dataset, where);
+      break;
+    case H5D_COMPACT: dataset.storage = Storage::compact; break;
+    case H5D_CONTIGUOUS: {
+      const haddr_t offset = H5Dget_offset(id);
+      if (offset != HADDR_UNDEF) dataset.offset = offset;
+      H5Eclear2(H5E_DEFAULT);
+      break;
+    }
+    default: fail(ExitCode::bad_input, where, "read the storage");
+  }
+  return dataset;
+}
+
+// ---- attributes -------------------------------------------------------------------------------------------------------
+
+std::optional<std::string> string_attribute(const Handle& object, const char* name, const std::string& where) {
+  const auto lock = lock_library();
+  const auto attribute = open_attribute(object, name, where);
+  if (!attribute) return std::nullopt;
+  if (attribute->count != 1 || H5Tget_class(attribute->type.id()) != H5T_STRING) refuse_attribute(*attribute, "one string");
+  return strings(attribute->type, attribute->space, attribute->where,
+                 [&](hid_t type, void* to) { return H5Aread(attribute->handle.id(), type, to); })[0];
+}
+
+std::optional<double> number_attribute(const Handle& object, const char* name, const std::string& where) {
+  const auto lock = lock_library();
+  const auto attribute = open_attribute(object, name, where);
+  if (!attribute) return std::nullopt;
+  const H5T_class_t type = H5Tget_class(attribute->type.id());
+  if (attribute->count != 1 || (type != H5T_FLOAT && type != H5T_INTEGER)) refuse_attribute(*attribute, "one number");
+  double value = 0;
+  checked(H5Aread(attribute->handle.id(), H5T_NATIVE_DOUBLE, &value), attribute->where, "read it");
+  return value;
+}
+
+std::optional<std::uint64_t> unsigned_attribute(const Handle& object, const char* name, const std::string& where) {
+  const auto lock = lock_library();
+  const auto attribute = open_attribute(object, name, where);
+  if (!attribute) return std::nullopt;
+  if (attribute->count != 1 || H5Tget_class(attribute->type.id()) != H5T_INTEGER ||
+      H5Tget_sign(attribute->type.id()) != H5T_SGN_NONE) {
+    refuse_attribute(*attribute, "one unsigned integer");
+  }
+  std::uint64_t value = 0;
+  checked(H5Aread(attribute->handle.id(), H5T_NATIVE_UINT64, &value), attribute->where, "read it");
+  return value;
+}
+
+std::optional<IntegerList> integer_attribute(const Handle& object, const char* name, const std::string& where) {
+  const auto lock = lock_library();
+  const auto attribute = open_attribute(object, name, where);
+  if (!attribute) return std::nullopt;
+  if (attribute->count > kMaxAttributeElements || H5Tget_class(attribute->type.id()) != H5T_INTEGER) {
+    refuse_attribute(*attribute, "integers");
+  }
+  IntegerList list;
+  list.shape = extents(attribute->space, attribute->where);
+  list.values.resize(static_cast<std::size_t>(attribute->count));
+  if (!list.values.empty()) {
+    checked(H5Aread(attribute->handle.id(), H5T_NATIVE_INT64, list.values.data()), attribute->where, "read it");
+  }
+  return list;
+}
+
+// ---- data -------------------------------------------------------------------------------------------------------------
+
+std::vector<std::string> read_strings(const Dataset& dataset, const std::string& where) {
+  const auto lock = lock_library();
+  const Handle type = owned(H5Dget_type(dataset.handle.id()), where, "read the element type");
+  const Handle space = owned(H5Dget_space(dataset.handle.id()), where, "read the shape");
+  return strings(type, space, where, [&](hid_t memory_type, void* to) {
+    return H5Dread(dataset.handle.id(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, to);
+  });
+}
+
+void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count, void* to,
+              const std::string& where) {
+  const auto lock = lock_library();
+  const Handle type = owned(H5Dget_type(dataset.handle.id()), where, "read the element type");
+  if (start.empty()) {
+    checked(H5Dread(dataset.handle.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, to), where, "read the data");
+    return;
+  }
+  const std::vector<hsize_t> first(start.begin(), start.end());
+  const std::vector<hsize_t> length(count.begin(), count.end());
+  const Handle space = owned(H5Dget_space(dataset.handle.id()), where, "read the shape");
+  checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, first.data(), nullptr, length.data(), nullptr), where,
+          "select a part");
+  const Handle memory = owned(H5Screate_simple(static_cast<int>(length.size()), length.data(), nullptr), where, "select a part");
+  checked(H5Dread(dataset.handle.id(), type.id(), memory.id(), space.id(), H5P_DEFAULT, to), where, "read the data");
+}
+
+StoredChunk stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start, const std::string& where) {
+  const auto lock = lock_library();
+  const std::vector<hsize_t> first(start.begin(), start.end());
+  unsigned mask = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t bytes = 0;
+  checked(H5Dget_chunk_info_by_coord(dataset.handle.id(), first.data(), &mask, &address, &bytes), where, "find a chunk");
+  if (address == HADDR_UNDEF) {
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = "one of its chunks was never written",
+                                      .expected = {},
+                                      .advice = "the recorder ended too early; record again"});
+  }
+  return {address, bytes, mask};
+}
+
+}  // namespace gradclip::hdf5

@@ -1,0 +1,223 @@
+#include "gradclip/dump/manifest.hpp"
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <system_error>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/dump/checksum.hpp"
+#include "gradclip/dump/json_document.hpp"
+#include "gradclip/dump/posix_file.hpp"
+
+namespace gradclip {
+namespace {
+
+std::string where_of(const ParameterEntry& parameter, std::int32_t rank) {
+  return "parameter " + quoted(parameter.name) + " on rank " + std::to_string(rank);
+}
+
+[[noreturn]] void refuse_directory(const std::filesystem::path& directory, std::string found, std::string advice) {
+  throw Error(ExitCode::bad_input, {.where = directory.string(),
+                                    .found = std::move(found),
+                                    .expected = "a dump directory with a manifest.json",
+                                    .advice = std::move(advice)});
+}
+
+/// Why a directory has no manifest, as far as its other files tell.
+[[noreturn]] void explain_missing_manifest(const std::filesystem::path& directory) {
+  std::error_code error;
+  const auto status = std::filesystem::status(directory, error);
+  if (status.type() == std::filesystem::file_type::not_found) refuse_directory(directory, "does not exist", "");
+  if (error) throw system_error(directory, "look into it", error.value());
+  if (status.type() != std::filesystem::file_type::directory) refuse_directory(directory, "is not a directory", "");
+
+  std::size_t fragments = 0;
+  std::size_t rank_files = 0;
+  std::size_t temporary = 0;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string file = entry->path().filename().string();
+    if (file.ends_with(".tmp")) {
+      ++temporary;
+    } else if (file.starts_with("rank_") && file.ends_with(".json")) {
+      ++fragments;
+    } else if (file.ends_with(".h5")) {
+      ++rank_files;
+    }
+  }
+  if (error) throw system_error(directory, "list", error.value());
+  if (fragments != 0) {
+    refuse_directory(directory, fmt::format("holds the fragments of {} ranks that were not assembled yet", fragments),
+                     "run `python gradclip_record.py assemble DIR` on it");
+  }
+  if (rank_files + temporary != 0) {
+    refuse_directory(directory,
+                     fmt::format("is an unfinished dump: {} rank files, {} temporary files, no manifest.json", rank_files,
+                                 temporary),
+                     "recording ended before the manifest was written; record again");
+  }
+  refuse_directory(directory, "has no manifest.json", "");
+}
+
+std::string read_manifest_text(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / kManifestName;
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) {
+    if (error && error.value() == EACCES) throw system_error(path, "open", error.value());
+    explain_missing_manifest(directory);
+  }
+  const PosixFile file = PosixFile::open_for_reading(path);
+  const std::uint64_t size = file.size();
+  if (size > kMaxJsonBytes) {
+    throw Error(ExitCode::bad_input, {.where = path.string(),
+                                      .found = fmt::format("has {} bytes", size),
+                                      .expected = fmt::format("at most {}", kMaxJsonBytes),
+                                      .advice = {}});
+  }
+  std::string text(size, '\0');
+  file.read(0, text.data(), size);
+  return text;
+}
+
+std::string files_text(const std::map<std::string, FileRecord>& files) {
+  std::string text = "{";
+  for (const auto& [name, record] : files) {
+    text += text.size() > 1 ? ",\n" : "\n";
+    text += fmt::format("{}:{{\"bytes\":{}", json_string(name), record.bytes);
+    if (record.xxh3_64) text += fmt::format(",\"xxh3_64\":\"{}\"", checksum_text(*record.xxh3_64));
+    text += '}';
+  }
+  return text + "}";
+}
+
+}  // namespace
+
+std::string link_name(const std::string& name) {
+  std::string link;
+  link.reserve(name.size());
+  for (const char c : name) {
+    if (c == '%') {
+      link += "%25";
+    } else if (c == '/') {
+      link += "%2F";
+    } else if (c == '.' && link.empty()) {
+      link += "%2E";
+    } else {
+      link += c;
+    }
+  }
+  return link;
+}
+
+std::string_view name(GradientState state) noexcept {
+  switch (state) {
+    case GradientState::before_scale: return "before_scale";
+    case GradientState::before_clip: return "before_clip";
+    case GradientState::after_clip: return "after_clip";
+  }
+  return "";
+}
+
+bool ParameterEntry::has_partial() const noexcept {
+  return std::any_of(layout().begin(), layout().end(),
+                     [](const Placement& placement) { return placement.kind == Placement::Kind::partial; });
+}
+
+std::vector<std::int32_t> Manifest::holders(const ParameterEntry& parameter) const {
+  std::vector<std::int32_t> ranks = parameter.mesh ? meshes[*parameter.mesh].ranks() : parameter.ranks;
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+bool Manifest::holds(const ParameterEntry& parameter, std::int32_t rank) const {
+  if (parameter.mesh) return meshes[*parameter.mesh].contains(rank);
+  return std::binary_search(parameter.ranks.begin(), parameter.ranks.end(), rank);
+}
+
+std::string Manifest::rank_file_name(std::int32_t rank) const {
+  const std::size_t open = rank_file_pattern.find('{');
+  const std::size_t close = rank_file_pattern.find('}');
+  const std::size_t colon = rank_file_pattern.find(':', open);
+  const int width = colon < close ? std::stoi(rank_file_pattern.substr(colon + 1)) : 0;
+  return rank_file_pattern.substr(0, open) + fmt::format("{:0{}d}", rank, width) + rank_file_pattern.substr(close + 1);
+}
+
+bool Manifest::is_expert(const ParameterEntry& parameter, const std::string& ep_axis_name) const {
+  static const re2::RE2 grouped_experts(R"((^|\.)mlp\.experts\.(gate_up_linear|down_linear)\.(weight|bias)\d+)");
+  if (parameter.expert.value_or(false)) return true;
+  if (parameter.mesh && !ep_axis_name.empty() && meshes[*parameter.mesh].dimension(ep_axis_name)) return true;
+  return re2::RE2::PartialMatch(parameter.name, grouped_experts);
+}
+
+ShardLayout Manifest::layout(const ParameterEntry& parameter, std::int32_t rank) const {
+  if (!parameter.mesh) return whole_layout(parameter.shape);
+  const DeviceMesh& mesh = meshes[*parameter.mesh];
+  std::optional<IndexRange> flat;
+  if (const auto range = parameter.flat_ranges.find(rank); range != parameter.flat_ranges.end()) flat = range->second;
+  return shard_layout(parameter.shape, mesh, parameter.layout(), mesh.coordinate(rank), flat, where_of(parameter, rank));
+}
+
+ShardRole Manifest::role(const ParameterEntry& parameter, std::int32_t rank, bool expert) const {
+  if (parameter.mesh) {
+    const DeviceMesh& mesh = meshes[*parameter.mesh];
+    return shard_role(mesh, parameter.layout(), mesh.coordinate(rank));
+  }
+  const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
+  if (distinct) return {.counted = true, .copies = {rank}, .addends = {rank}};
+  return {.counted = rank == parameter.ranks.front(), .copies = parameter.ranks, .addends = {rank}};
+}
+
+Manifest read_manifest(const std::filesystem::path& directory) {
+  return parse_manifest(read_manifest_text(directory), (directory / kManifestName).string());
+}
+
+std::string rewritten_manifest(const std::filesystem::path& input_directory, const ManifestChanges& changes) {
+  const std::string input = read_manifest_text(input_directory);
+  std::vector<std::pair<std::string, std::string>> replaced{
+      {"\"state\"", json_string(name(changes.state))},
+      {"\"files\"", files_text(changes.files)},
+      {"\"clip\"", changes.clip_record},
+  };
+  std::string text = "{\n";
+  const auto append = [&text](std::string_view key, std::string_view value) {
+    if (text.size() > 2) text += ",\n";
+    text.append(key).append(":").append(value);
+  };
+  for (const JsonMember& member : root_members(input)) {
+    if (member.key == "\"checksum\"") continue;
+    const auto change = std::find_if(replaced.begin(), replaced.end(), [&](const auto& r) { return r.first == member.key; });
+    if (change == replaced.end()) {
+      append(member.key, member.value);
+    } else if (!change->second.empty()) {
+      append(member.key, std::exchange(change->second, {}));
+    }
+  }
+  for (const auto& [key, value] : replaced) {
+    if (!value.empty()) append(key, value);
+  }
+  const JsonStream unused{"parameters", [](const std::string&, std::size_t, nlohmann::json&&) {}};
+  const std::string where = (input_directory / kManifestName).string();
+  append("\"checksum\"", json_string(checksum_text(parse_json(text + "}", where, &unused).checksum)));
+  return text + "}\n";
+}
+
+std::string json_number(double value) {
+  if (std::isnan(value)) return "\"nan\"";
+  if (std::isinf(value)) return value > 0 ? "\"inf\"" : "\"-inf\"";
+  char scientific[64];
+  const auto end = std::to_chars(scientific, scientific + sizeof scientific, value, std::chars_format::scientific).ptr;
+  const std::string_view text(scientific, static_cast<std::size_t>(end - scientific));
+  const std::size_t e = text.find('e');
+  const int exponent = std::stoi(std::string(text.substr(e + 1)));
+  if (exponent < -4 || exponent >= 16) return std::string(text);
+  char fixed[64];
+  const auto fixed_end = std::to_chars(fixed, fixed + sizeof fixed, value, std::chars_format::fixed).ptr;
+  std::string result(fixed, fixed_end);
+  if (result.find('.') == std::string::npos) result += ".0";
+  return result;
+}
+
+}  // namespace gradclip

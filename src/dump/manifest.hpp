@@ -1,0 +1,135 @@
+#pragma once
+// manifest.json as checked values (docs/format.md). Every number in it is untrusted and checked here.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gradclip/base/dtype.hpp"
+#include "gradclip/mesh/device_mesh.hpp"
+#include "gradclip/mesh/placement.hpp"
+#include "gradclip/mesh/shard_layout.hpp"
+
+namespace gradclip {
+
+inline constexpr const char* kManifestName = "manifest.json";
+
+/// A parameter's name as the name of an HDF5 link: %, / and a leading . percent-encoded.
+[[nodiscard]] std::string link_name(const std::string& name);
+
+/// How ranks that hold the same plain tensor relate.
+enum class Copies : std::uint8_t { undeclared, replicated, distinct };
+
+enum class GradientState : std::uint8_t { before_scale, before_clip, after_clip };
+[[nodiscard]] std::string_view name(GradientState state) noexcept;
+
+/// One entry of "parameters".
+struct ParameterEntry {
+  std::string name;
+  std::string dataset;  ///< link name in the rank file: "dataset" as it is, or link_name(name)
+  bool own_dataset = false;  ///< whether the entry says "dataset"
+  std::int64_t model_part = 0;
+  std::vector<std::int64_t> shape;  ///< global; each >= 0, the product below 2^62
+  std::uint64_t elements = 0;       ///< product of shape
+  DType dtype = DType::float32;
+  std::optional<std::size_t> mesh;  ///< index into Manifest::meshes; empty: a plain tensor
+  std::vector<Placement> placements;  ///< the parameter's, one per mesh dimension
+  std::optional<std::vector<Placement>> gradient_placements;  ///< where the gradient's differ
+  std::vector<std::int32_t> ranks;    ///< plain tensors: who holds one, ascending
+  Copies copies = Copies::undeclared;
+  std::optional<bool> expert;
+  std::optional<std::string> tied;
+  std::map<std::int32_t, IndexRange> flat_ranges;
+
+  /// The placements of the recorded gradient.
+  [[nodiscard]] const std::vector<Placement>& layout() const noexcept {
+    return gradient_placements ? *gradient_placements : placements;
+  }
+  [[nodiscard]] bool has_partial() const noexcept;  ///< whether layout() has a Partial dimension
+  /// What /none and /packed/index call it: the name, or "dataset" where the entry has its own.
+  [[nodiscard]] const std::string& recorded_name() const noexcept { return own_dataset ? dataset : name; }
+};
+
+/// "training": what the step passed to its own clipping and what it logged. A key that was null or missing is empty.
+struct TrainingRecord {
+  std::optional<double> max_grad_norm;
+  std::optional<double> norm_type;  ///< may be infinity
+  std::optional<bool> pp_enabled;
+  std::optional<std::string> pp_axis_name;
+  std::optional<std::string> ep_axis_name;
+  std::optional<std::int64_t> num_label_tokens;
+  std::optional<std::int64_t> dp_group_size;
+  std::optional<std::int64_t> expert_tp_replication_factor;
+  std::optional<bool> foreach;
+  std::optional<bool> use_torch_clip_grad_norm;
+  std::optional<std::int64_t> ignore_index;
+  std::optional<double> grad_norm;  ///< as logged; may be NaN or infinity
+};
+
+/// Size and XXH3-64 of a whole rank file.
+struct FileRecord {
+  std::uint64_t bytes = 0;
+  std::optional<std::uint64_t> xxh3_64;
+};
+
+struct Manifest {
+  std::optional<std::int64_t> step;
+  std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;  ///< index, count
+  GradientState state = GradientState::before_scale;
+  std::int32_t world_size = 0;
+  std::string rank_file_pattern;
+  std::vector<DeviceMesh> meshes;
+  std::optional<std::size_t> device_mesh;  ///< index into meshes
+  std::vector<std::size_t> moe_meshes;     ///< indices into meshes, possibly none
+  std::vector<ParameterEntry> parameters;
+  TrainingRecord training;
+  std::map<std::string, FileRecord> files;
+  std::string producer;  ///< for people: "gradclip_record 0.1.0 (torch 2.9)"
+  bool has_checksum = false;
+
+  /// Recorded ranks that hold the parameter, ascending.
+  [[nodiscard]] std::vector<std::int32_t> holders(const ParameterEntry& parameter) const;
+  [[nodiscard]] bool holds(const ParameterEntry& parameter, std::int32_t rank) const;
+  [[nodiscard]] std::string rank_file_name(std::int32_t rank) const;
+
+  /// Whether the parameter is an expert's (docs/arithmetic.md): a mesh with the ep axis, marked "expert", or a name that
+  /// matches Transformer Engine's grouped experts. @param ep_axis_name empty: no axis.
+  [[nodiscard]] bool is_expert(const ParameterEntry& parameter, const std::string& ep_axis_name) const;
+
+  /// The layout that the manifest gives rank's shard. @pre holds(parameter, rank)
+  [[nodiscard]] ShardLayout layout(const ParameterEntry& parameter, std::int32_t rank) const;
+  /// The copy and addend groups of rank's shard; for plain tensors from "copies" (undeclared: distinct for experts, else
+  /// replicated). @pre holds(parameter, rank)
+  [[nodiscard]] ShardRole role(const ParameterEntry& parameter, std::int32_t rank, bool expert) const;
+};
+
+/// Reads and checks DIRECTORY/manifest.json.
+/// Errors: Error(bad_input): no such directory; an unfinished dump (no manifest; rank_*.json fragments or a *.tmp are named
+/// as what they are); JSON that is malformed, deeper than 64, larger than 1 GiB, with duplicate keys or bare NaN; a wrong
+/// format or version; any value of the wrong type or range, named by its path in the document ("parameters[3].shape[0]");
+/// unknown placements, meshes, ranks outside world_size or outside the mesh, a rank twice in a mesh, the same parameter
+/// twice on one rank; a checksum that does not match. Error(resources) if it cannot be read.
+[[nodiscard]] Manifest read_manifest(const std::filesystem::path& directory);
+
+/// The same for text that is in memory already. @param where  begins every message.
+[[nodiscard]] Manifest parse_manifest(const std::string& text, const std::string& where);
+
+/// What the clip command adds to the input's manifest.
+struct ManifestChanges {
+  GradientState state = GradientState::after_clip;
+  std::map<std::string, FileRecord> files;
+  /// The "clip" record as JSON text: {"version", "total", "coefficient", ...}.
+  std::string clip_record;
+};
+
+/// The input's manifest with the changes, unknown keys kept, the order of keys kept, checksum made anew; as file content.
+[[nodiscard]] std::string rewritten_manifest(const std::filesystem::path& input_directory, const ManifestChanges& changes);
+
+/// JSON numbers as the format writes them, and as Python spells them: the shortest digits that read back as the same
+/// float64, "1.0", "1e-06", "1e+16"; "nan", "inf", "-inf" as strings (with their quotes).
+[[nodiscard]] std::string json_number(double value);
+
+}  // namespace gradclip

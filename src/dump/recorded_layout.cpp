@@ -1,0 +1,59 @@
+#include "gradclip/dump/recorded_layout.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "gradclip/base/error.hpp"
+
+namespace gradclip {
+namespace {
+
+std::string list(const std::vector<std::int64_t>& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
+
+std::string from_what(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank) {
+  if (!parameter.mesh) return "the whole tensor " + list(parameter.shape) + ", which is on no mesh";
+  const DeviceMesh& mesh = manifest.meshes[*parameter.mesh];
+  return fmt::format("{} as {} on mesh {} at coordinate {}", list(parameter.shape), to_string(parameter.layout()),
+                     quoted(mesh.name()), list(mesh.coordinate(rank)));
+}
+
+void check_shape(const std::vector<std::int64_t>& found, const ShardLayout& layout, const std::string& source,
+                 const std::string& where) {
+  if (found == layout.local_shape()) return;
+  throw Error(ExitCode::bad_input, {.where = where,
+                                    .found = "has the shape " + list(found),
+                                    .expected = list(layout.local_shape()) + " (" + source + ")",
+                                    .advice = {}});
+}
+
+}  // namespace
+
+ShardLayout recorded_layout(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank,
+                            const RecordedSlice& slice, const std::string& where) {
+  if (slice.global_ranges) {
+    ShardLayout layout = layout_from_ranges(parameter.shape, *slice.global_ranges, where);
+    check_shape(slice.shape, layout, "its global_ranges", where);
+    return layout;
+  }
+  if (slice.global_offset && parameter.mesh && slice.shape.size() == parameter.shape.size() &&
+      slices_are_ambiguous(parameter.shape, manifest.meshes[*parameter.mesh], parameter.layout())) {
+    return layout_from_offset(parameter.shape, *slice.global_offset, slice.shape, where);
+  }
+  ShardLayout layout = manifest.layout(parameter, rank);
+  if (slice.shape != layout.local_shape()) check_shape(slice.shape, layout, from_what(manifest, parameter, rank), where);
+  if (!slice.global_offset || layout.elements() == 0) return layout;
+  std::string expected = "no global_offset but global_ranges, as it is not one block";
+  if (layout.flat()) {
+    if (*slice.global_offset == std::vector<std::int64_t>{layout.flat()->begin}) return layout;
+    expected = list({layout.flat()->begin});
+  } else if (layout.is_block()) {
+    if (*slice.global_offset == layout.offset()) return layout;
+    expected = list(layout.offset());
+  }
+  throw Error(ExitCode::bad_input, {.where = where,
+                                    .found = "its global_offset is " + list(*slice.global_offset),
+                                    .expected = expected + " (" + from_what(manifest, parameter, rank) + ")",
+                                    .advice = {}});
+}
+
+}  // namespace gradclip

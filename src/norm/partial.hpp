@@ -1,0 +1,16 @@
+#pragma once
+// The full value of gradients with Partial dimensions, formed chunk by chunk from the addends of all ranks.
+
+#include <vector>
+
+#include "gradclip/norm/shard_sums.hpp"
+
+namespace gradclip {
+
+/// Statistics of every Partial parameter's combined value, written into `parameters` (by parameter). The addends are
+/// scaled first, then combined in coordinate order in float64; a None addend is 0 for sum and avg. Where Partial dimensions
+/// have different operations, the last dimension is reduced first. Collective, in rounds within the memory budget.
+/// Errors: Error(bad_input) for a None addend of max, min or product, and for `product` where `factors_of` scales.
+void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, std::vector<TensorStatistics>& parameters);
+
+}  // namespace gradclip

@@ -1,0 +1,246 @@
+#include "gradclip/norm/replicas.hpp"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "gradclip/norm/segments.hpp"
+
+namespace gradclip {
+namespace {
+
+/// How the values of two copies differ.
+struct Difference {
+  std::uint64_t first = kNowhere;  ///< position in the shard
+  double largest = 0.0;
+  bool nan = false;  ///< a NaN met a number
+};
+
+void compare(Difference& difference, DType dtype, const std::byte* a, const std::byte* b, std::uint64_t count,
+             std::uint64_t position) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const double x = widen_through(dtype, a + i * size_of(dtype));
+    const double y = widen_through(dtype, b + i * size_of(dtype));
+    if (x == y || (std::isnan(x) && std::isnan(y))) continue;
+    difference.first = std::min(difference.first, position + i);
+    if (std::isnan(x) || std::isnan(y)) {
+      difference.nan = true;
+    } else {
+      difference.largest = std::max(difference.largest, std::abs(x - y));
+    }
+  }
+}
+
+/// A suspect's result as it travels. Trivially copyable.
+struct Verdict {
+  std::uint64_t suspect = 0;
+  Difference difference;
+};
+
+class ReplicaComparison {
+ public:
+  ReplicaComparison(Run& run, const std::vector<Suspect>& suspects) : run_(run), suspects_(suspects) {}
+
+  std::vector<Verdict> verdicts() {
+    std::vector<Segment> segments;
+    for (std::size_t i = 0; i < suspects_.size(); ++i) append_segments(segments, i, suspects_[i].elements);
+    for (std::size_t begin = 0; begin < segments.size();) {
+      std::size_t end = begin, bytes = 0;
+      while (end < segments.size() && (end == begin || bytes < round_bytes(run_))) {
+        bytes += segments[end].elements * size_of(dtype(segments[end])) * 2;
+        ++end;
+      }
+      compare_round({segments.data() + begin, end - begin});
+      begin = end;
+    }
+    std::vector<Verdict> mine;
+    for (const auto& [suspect, difference] : differences_) mine.push_back({suspect, difference});
+    return gather_values(run_.comm, std::span<const Verdict>(mine));
+  }
+
+ private:
+  [[nodiscard]] DType dtype(const Segment& segment) const {
+    return run_.dump.manifest().parameters[suspects_[segment.item].parameter].dtype;
+  }
+  [[nodiscard]] int home(const Segment& segment) const { return run_.plan.process_of(suspects_[segment.item].rank); }
+  [[nodiscard]] int away(const Segment& segment) const {
+    return run_.plan.process_of(suspects_[segment.item].other_rank);
+  }
+
+  std::vector<std::byte> read(const Segment& segment, bool other) {
+    const Suspect& suspect = suspects_[segment.item];
+    const auto file = run_.dump.rank_file(other ? suspect.other_rank : suspect.rank);
+    std::vector<std::byte> bytes(segment.elements * size_of(dtype(segment)));
+    file->read(file->locate(other ? suspect.other_parameter : suspect.parameter), segment.first_element,
+               segment.elements, bytes.data());
+    return bytes;
+  }
+
+  [[nodiscard]] std::uint64_t hash(const Segment& segment, const std::vector<std::byte>& bytes, std::uint64_t chunk) const {
+    const std::size_t size = size_of(dtype(segment));
+    return XXH3_64bits(bytes.data() + chunk * kChunkElements * size, chunk_elements(segment, chunk) * size);
+  }
+
+  /// The counted copy's process sends its chunk hashes, the other copy's process answers with the chunks that differ.
+  void compare_round(std::span<const Segment> segments) {
+    const int me = run_.comm.process();
+    const auto processes = static_cast<std::size_t>(run_.comm.size());
+    std::vector<std::vector<std::uint64_t>> hashes(processes);
+    for (const Segment& segment : segments) {
+      if (home(segment) != me) continue;
+      const std::vector<std::byte> bytes = read(segment, /*other=*/false);
+      auto& outgoing = hashes[static_cast<std::size_t>(away(segment))];
+      for (std::uint64_t c = 0; c < segment.chunks; ++c) outgoing.push_back(hash(segment, bytes, c));
+    }
+    const std::vector<std::vector<std::uint64_t>> theirs = exchange_values(run_.comm, hashes);
+
+    // For each segment a mask of the chunks that follow in `data`.
+    std::vector<std::vector<std::uint64_t>> masks(processes);
+    std::vector<std::vector<std::byte>> data(processes);
+    std::vector<std::size_t> taken(processes, 0);
+    for (const Segment& segment : segments) {
+      if (away(segment) != me) continue;
+      const auto from = static_cast<std::size_t>(home(segment));
+      const std::vector<std::byte> bytes = read(segment, /*other=*/true);
+      std::uint64_t mask = 0;
+      for (std::uint64_t c = 0; c < segment.chunks; ++c) {
+        if (theirs[from][taken[from]++] == hash(segment, bytes, c)) continue;
+        mask |= std::uint64_t{1} << c;
+        const std::size_t size = size_of(dtype(segment));
+        const auto* first = bytes.data() + c * kChunkElements * size;
+        data[from].insert(data[from].end(), first, first + chunk_elements(segment, c) * size);
+      }
+      masks[from].push_back(mask);
+    }
+    const std::vector<std::vector<std::uint64_t>> their_masks = exchange_values(run_.comm, masks);
+    const std::vector<std::vector<std::byte>> their_data = exchange_values(run_.comm, data);
+
+    std::vector<std::size_t> mask_at(processes, 0), data_at(processes, 0);
+    for (const Segment& segment : segments) {
+      if (home(segment) != me) continue;
+      const auto from = static_cast<std::size_t>(away(segment));
+      const std::uint64_t mask = their_masks[from][mask_at[from]++];
+      if (mask == 0) continue;
+      const std::vector<std::byte> bytes = read(segment, /*other=*/false);
+      const std::size_t size = size_of(dtype(segment));
+      for (std::uint64_t c = 0; c < segment.chunks; ++c) {
+        if ((mask >> c & 1) == 0) continue;
+        const std::uint64_t count = chunk_elements(segment, c);
+        compare(differences_[segment.item], dtype(segment), bytes.data() + c * kChunkElements * size,
+                their_data[from].data() + data_at[from], count, segment.first_element + c * kChunkElements);
+        data_at[from] += count * size;
+      }
+    }
+  }
+
+  Run& run_;
+  const std::vector<Suspect>& suspects_;
+  std::map<std::uint64_t, Difference> differences_;
+};
+
+static_assert(kChunksPerSegment <= 64, "a segment's chunks fit a mask");
+
+}  // namespace
+
+std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& suspects) {
+  if (suspects.empty()) return {};
+  const Manifest& manifest = run.dump.manifest();
+  struct Merged {
+    std::set<std::int32_t> ranks;
+    std::uint64_t first = kNowhere;
+    std::int32_t first_rank = 0;
+    Difference difference;
+    std::uint32_t counted = 0;
+  };
+  std::map<std::pair<std::uint32_t, bool>, Merged> by_parameter;  // and whether it is between tied entries
+  std::vector<Verdict> verdicts = ReplicaComparison(run, suspects).verdicts();
+  std::sort(verdicts.begin(), verdicts.end(), [](const Verdict& a, const Verdict& b) { return a.suspect < b.suspect; });
+  for (const Verdict& verdict : verdicts) {
+    if (verdict.difference.first == kNowhere) continue;
+    const Suspect& suspect = suspects[verdict.suspect];
+    const ParameterEntry& entry = manifest.parameters[suspect.parameter];
+    Merged& merged = by_parameter[{suspect.other_parameter, suspect.parameter != suspect.other_parameter}];
+    merged.counted = suspect.parameter;
+    merged.ranks.insert({suspect.rank, suspect.other_rank});
+    merged.difference.largest = std::max(merged.difference.largest, verdict.difference.largest);
+    merged.difference.nan = merged.difference.nan || verdict.difference.nan;
+    const std::uint64_t global =
+        global_position(entry.shape, manifest.layout(entry, suspect.rank).global_index(verdict.difference.first));
+    if (global < merged.first) {
+      merged.first = global;
+      merged.first_rank = suspect.other_rank;
+    }
+  }
+  std::vector<Finding> findings;
+  for (const auto& [key, merged] : by_parameter) {
+    const auto& [parameter, tied] = key;
+    const ParameterEntry& entry = manifest.parameters[parameter];
+    const double value = merged.difference.nan ? std::numeric_limits<double>::quiet_NaN() : merged.difference.largest;
+    findings.push_back({.kind = tied ? "tied-differ" : "replicas-differ",
+                        .parameter = entry.name,
+                        .ranks = {merged.ranks.begin(), merged.ranks.end()},
+                        .index = index_at(manifest.parameters[merged.counted].shape, merged.first),
+                        .value = value,
+                        .message = fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}",
+                                               value, merged.first_rank)});
+  }
+  return findings;
+}
+
+std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const ParameterFactors& factors,
+                                   NormOrder order, std::vector<Finding>& findings) {
+  const Manifest& manifest = run.dump.manifest();
+  std::map<std::string, std::size_t> first_of;
+  std::map<std::size_t, std::vector<const ShardResult*>> counted;
+  for (const ShardResult& result : sums.tied) {
+    const ParameterEntry& entry = manifest.parameters[result.parameter];
+    const ShardRole role = manifest.role(entry, result.rank, factors.expert[result.parameter]);
+    if (role.counted && result.none == 0) counted[result.parameter].push_back(&result);
+  }
+  std::vector<Suspect> suspects;
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    const ParameterEntry& entry = manifest.parameters[p];
+    if (!entry.tied) continue;
+    const auto [place, is_first] = first_of.emplace(*entry.tied, p);
+    if (is_first) continue;
+    const ParameterEntry& first = manifest.parameters[place->second];
+    const auto& ours = counted[p];
+    const auto& theirs = counted[place->second];
+    bool same_cut = ours.size() == theirs.size() && entry.shape == first.shape && entry.dtype == first.dtype;
+    for (std::size_t i = 0; same_cut && i < ours.size(); ++i) {
+      const ShardLayout a = manifest.layout(entry, ours[i]->rank), b = manifest.layout(first, theirs[i]->rank);
+      same_cut = a.ranges() == b.ranges() && a.flat() == b.flat();
+    }
+    if (same_cut) {
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        if (ours[i]->fingerprint == theirs[i]->fingerprint) continue;
+        suspects.push_back({static_cast<std::uint32_t>(place->second), static_cast<std::uint32_t>(p), theirs[i]->rank,
+                            ours[i]->rank, ours[i]->statistics.elements});
+      }
+      continue;
+    }
+    const TensorStatistics& a = sums.parameters[p];
+    const TensorStatistics& b = sums.parameters[place->second];
+    const double norm_a = a.norm(order), norm_b = b.norm(order);
+    const bool equal = entry.shape == first.shape && a.elements == b.elements && a.zeros == b.zeros && a.nan == b.nan &&
+                       a.posinf == b.posinf && a.neginf == b.neginf && a.max_abs == b.max_abs &&
+                       a.min_abs == b.min_abs &&
+                       (norm_a == norm_b || std::abs(norm_a - norm_b) <= 1e-12 * std::abs(norm_b) || a.nonfinite() != 0);
+    if (equal) continue;
+    findings.push_back({.kind = "tied-differ",
+                        .parameter = entry.name,
+                        .ranks = manifest.holders(entry),
+                        .index = {},
+                        .value = std::abs(norm_a - norm_b),
+                        .message = fmt::format("entries of the tied weight {} differ: norm {:.9g} here, {:.9g} in the first",
+                                               quoted(*entry.tied), norm_a, norm_b)});
+  }
+  return suspects;
+}
+
+}  // namespace gradclip

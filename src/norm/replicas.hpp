@@ -1,0 +1,21 @@
+#pragma once
+// Copies that should be equal: which differ, by how much, and where first.
+
+#include <vector>
+
+#include "gradclip/norm/shard_sums.hpp"
+
+namespace gradclip {
+
+/// Compares the suspects' stored values chunk by chunk: ±0 are equal, and NaN to NaN. Only chunks whose hashes differ move
+/// between processes, within the memory budget. Collective; every process gets the same findings: kind `replicas-differ`
+/// (or `tied-differ` between entries of a tied weight), one per parameter, in manifest order, with the largest absolute
+/// difference (NaN where NaN meets a number), the first differing global index, and the ranks of all copies that disagree.
+[[nodiscard]] std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& suspects);
+
+/// Suspects between the entries of tied weights: shards of the same slice whose bytes differ. Entries that are cut
+/// differently are compared by their statistics, and findings are made at once.
+[[nodiscard]] std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const ParameterFactors& factors,
+                                                 NormOrder order, std::vector<Finding>& findings);
+
+}  // namespace gradclip

@@ -1,0 +1,330 @@
+#include "gradclip/norm/shard_sums.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <map>
+
+namespace gradclip {
+namespace {
+
+/// Shard results of one process between two exchanges: bounds the table of parameters × ranks.
+constexpr std::size_t kResultsPerExchange = 200'000;
+
+/// Parameters that go through one exchange. The same on every process.
+std::size_t parameters_per_exchange(const Run& run) {
+  const auto ranks = static_cast<std::size_t>(std::max(1, run.plan.most_ranks()));
+  return std::max<std::size_t>(1, kResultsPerExchange / ranks);
+}
+
+/// Measures the shards of the parameters that this process's recorded ranks hold; rank-major.
+std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, const FactorsOf& factors_of,
+                                        const StatisticsRequest& request, const std::vector<char>& fingerprinted) {
+  const Manifest& manifest = run.dump.manifest();
+  std::vector<ShardResult> results;
+  const std::int32_t last = run.plan.end(run.comm.process());
+  for (std::int32_t rank = run.plan.begin(run.comm.process()); rank < last; rank += kRanksPerBatch) {
+    TaskList list = list_tasks(run.dump, parameters, rank, std::min(last, rank + kRanksPerBatch), factors_of);
+    const std::size_t base = results.size();
+    for (ShardTask& task : list.tasks) {
+      task.fingerprint = !fingerprinted.empty() && fingerprinted[task.parameter] != 0;
+      results.push_back({static_cast<std::uint32_t>(task.parameter), task.rank, 0, 0, {}});
+    }
+    run.stream.measure(list.tasks, list.factors, request, [&](const MeasuredChunk& chunk) {
+      ShardResult& result = results[base + chunk.task];
+      append(result.statistics, chunk.statistics, chunk.count, chunk.position, request.order);
+      if (list.tasks[chunk.task].fingerprint) {
+        result.fingerprint = XXH3_64bits_withSeed(&chunk.fingerprint, sizeof chunk.fingerprint, result.fingerprint);
+      }
+    });
+    for (std::size_t i = 0; i < list.tasks.size(); ++i) {
+      TensorStatistics& statistics = results[base + i].statistics;
+      if (statistics.first_nonfinite == kNowhere) continue;
+      const ShardTask& task = list.tasks[i];
+      const std::vector<std::int64_t> index = task.shard->layout.global_index(statistics.first_nonfinite);
+      statistics.first_nonfinite = global_position(manifest.parameters[task.parameter].shape, index);
+      statistics.first_nonfinite_rank = task.rank;
+    }
+    for (const NoneShard& none : list.none) {
+      results.push_back({static_cast<std::uint32_t>(none.parameter), none.rank, 0, 1, {}});
+    }
+  }
+  return results;
+}
+
+/// Whether other ranks hold copies of the parameter's shards, or other entries do.
+bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool expert) {
+  if (parameter.tied) return true;
+  if (!parameter.mesh) {
+    const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
+    return !distinct && parameter.ranks.size() > 1;
+  }
+  const DeviceMesh& mesh = manifest.meshes[*parameter.mesh];
+  const std::vector<Placement>& placements = parameter.layout();
+  for (std::size_t d = 0; d < placements.size(); ++d) {
+    if (placements[d].kind == Placement::Kind::replicate && mesh.shape()[d] > 1) return true;
+  }
+  return false;
+}
+
+void group_parameters(const Manifest& manifest, ShardSums& sums) {
+  std::map<std::pair<std::int64_t, std::string>, std::uint32_t> known;
+  for (const ParameterEntry& parameter : manifest.parameters) {
+    const std::pair<std::int64_t, std::string> key{parameter.mesh ? static_cast<std::int64_t>(*parameter.mesh) : -1,
+                                                   parameter.mesh ? to_string(parameter.placements) : std::string()};
+    const auto [place, is_new] = known.emplace(key, static_cast<std::uint32_t>(sums.groups.size()));
+    if (is_new) sums.groups.push_back({parameter.mesh, parameter.placements});
+    sums.group_of.push_back(place->second);
+  }
+}
+
+/// One parameter at its owner: all recorded ranks' results, ascending by rank.
+class ParameterFold {
+ public:
+  ParameterFold(const Manifest& manifest, std::size_t parameter, std::span<const ShardResult> results, bool expert,
+                NormOrder order)
+      : manifest_(manifest),
+        entry_(manifest.parameters[parameter]),
+        parameter_(static_cast<std::uint32_t>(parameter)),
+        results_(results),
+        expert_(expert),
+        order_(order) {}
+
+  void fold(TensorStatistics& total, std::vector<Suspect>& suspects, std::vector<AbsentCopy>& absent) {
+    const bool partial = entry_.has_partial();
+    for (const ShardResult& result : results_) {
+      if (!is_counted_copy(manifest_, entry_, result.rank, expert_)) continue;
+      const ShardResult* counted = compare_copies(result, suspects, absent);
+      if (counted != nullptr && !partial) add(total, counted->statistics, order_);
+    }
+  }
+
+ private:
+  /// The copy that counts: `declared`, or the next one whose gradient is not None. Copies that differ become suspects.
+  const ShardResult* compare_copies(const ShardResult& declared, std::vector<Suspect>& suspects,
+                                    std::vector<AbsentCopy>& absent) {
+    if (!has_copies(manifest_, entry_, expert_)) return declared.none != 0 ? nullptr : &declared;
+    const std::vector<std::int32_t> copies = manifest_.role(entry_, declared.rank, expert_).copies;
+    const ShardResult* counted = nullptr;
+    std::vector<std::int32_t> none;
+    for (const std::int32_t rank : copies) {
+      const ShardResult& copy = of_rank(rank);
+      if (copy.none != 0) {
+        none.push_back(rank);
+      } else if (counted == nullptr) {
+        counted = &copy;
+      } else if (copy.fingerprint != counted->fingerprint) {
+        suspects.push_back({parameter_, parameter_, counted->rank, rank, counted->statistics.elements});
+      }
+    }
+    if (counted != nullptr) {
+      for (const std::int32_t rank : none) absent.push_back({parameter_, rank});
+    }
+    return counted;
+  }
+
+  const ShardResult& of_rank(std::int32_t rank) const {
+    const auto place = std::lower_bound(results_.begin(), results_.end(), rank,
+                                        [](const ShardResult& result, std::int32_t r) { return result.rank < r; });
+    GRADCLIP_CHECK(place != results_.end() && place->rank == rank, "a copy's result did not arrive");
+    return *place;
+  }
+
+  const Manifest& manifest_;
+  const ParameterEntry& entry_;
+  std::uint32_t parameter_;
+  std::span<const ShardResult> results_;
+  bool expert_;
+  NormOrder order_;
+};
+
+/// norm of one tensor as torch computes it: accumulated in float32 (float64 for float64), rounded to the tensor's type.
+double torch_norm(const TensorStatistics& statistics, DType dtype, NormOrder order) {
+  double norm = statistics.norm(order);
+  if (dtype == DType::float64 || !std::isfinite(norm)) return norm;
+  if (!order.infinite() && std::pow(norm, order.p) > FLT_MAX) return std::numeric_limits<double>::infinity();
+  const auto in_float = static_cast<float>(norm);
+  return round_through(dtype, in_float);
+}
+
+void add_torch(RankTorchSum& sum, const TensorStatistics& statistics, DType dtype, NormOrder order) {
+  const double norm = torch_norm(statistics, dtype, order);
+  sum.dtype = sum.any ? std::min(sum.dtype, dtype) : dtype;  // torch.stack promotes; the enumeration falls in width
+  sum.any = true;
+  sum.nan = sum.nan || std::isnan(norm);
+  sum.inf = sum.inf || std::isinf(norm);
+  if (!std::isfinite(norm)) return;
+  sum.largest = std::max(sum.largest, norm);
+  if (!order.infinite()) sum.powers = add(sum.powers, power_of(norm, order), order.p);
+}
+
+struct OwnedParameter {
+  std::uint32_t parameter = 0;
+  std::uint32_t none = 0;
+  TensorStatistics statistics;
+};
+
+/// Calls function.template operator()<D>() with the dtype as a constant.
+template <class Function>
+double with_element(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::float64: return function.template operator()<DType::float64>();
+    case DType::float32: return function.template operator()<DType::float32>();
+    case DType::float16: return function.template operator()<DType::float16>();
+    case DType::bfloat16: return function.template operator()<DType::bfloat16>();
+    case DType::float8_e4m3fn: return function.template operator()<DType::float8_e4m3fn>();
+    case DType::float8_e5m2: return function.template operator()<DType::float8_e5m2>();
+  }
+  throw Error(ExitCode::bug, {.where = "with_element", .found = "no such dtype", .expected = {}, .advice = {}});
+}
+
+}  // namespace
+
+double round_through(DType dtype, double value) {
+  return with_element(dtype, [&]<DType D>() -> double {
+    return Element<D>::widen(Element<D>::round(static_cast<ComputeOf<D>>(value)));
+  });
+}
+
+double widen_through(DType dtype, const std::byte* element) {
+  return with_element(dtype, [&]<DType D>() -> double {
+    typename Element<D>::Bits bits;
+    std::memcpy(&bits, element, sizeof bits);
+    return Element<D>::widen(bits);
+  });
+}
+
+bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank, bool expert) {
+  if (!parameter.mesh) {
+    const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
+    return distinct || rank == parameter.ranks.front();
+  }
+  const Coordinate at = manifest.meshes[*parameter.mesh].coordinate(rank);
+  const std::vector<Placement>& placements = parameter.layout();
+  for (std::size_t d = 0; d < at.size(); ++d) {
+    if (placements[d].kind == Placement::Kind::replicate && at[d] != 0) return false;
+  }
+  return true;
+}
+
+std::uint64_t global_position(std::span<const std::int64_t> shape, std::span<const std::int64_t> index) {
+  std::uint64_t position = 0;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    position = position * static_cast<std::uint64_t>(shape[d]) + static_cast<std::uint64_t>(index[d]);
+  }
+  return position;
+}
+
+std::vector<std::int64_t> index_at(std::span<const std::int64_t> shape, std::uint64_t position) {
+  std::vector<std::int64_t> index(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    const auto extent = static_cast<std::uint64_t>(shape[d]);
+    index[d] = static_cast<std::int64_t>(position % extent);
+    position /= extent;
+  }
+  return index;
+}
+
+ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order) {
+  const Manifest& manifest = run.dump.manifest();
+  const std::size_t parameters = manifest.parameters.size();
+  const auto processes = static_cast<std::size_t>(run.comm.size());
+
+  ShardSums sums;
+  group_parameters(manifest, sums);
+  std::vector<char> fingerprinted(parameters);
+  for (std::size_t p = 0; p < parameters; ++p) {
+    fingerprinted[p] = has_copies(manifest, manifest.parameters[p], factors.expert[p]);
+  }
+  const FactorsOf factors_of = [&](std::size_t parameter, std::int32_t) { return factors.of[parameter]; };
+
+  std::map<std::pair<std::int32_t, std::uint32_t>, TensorStatistics> by_rank;
+  std::map<std::int32_t, RankTorchSum> torch_by_rank;
+  std::vector<OwnedParameter> owned;
+  std::vector<ShardResult> tied;
+  const std::size_t step = parameters_per_exchange(run);
+  for (std::size_t begin = 0; begin < std::max<std::size_t>(1, parameters); begin += step) {
+    const ParameterRange range{begin, std::min(parameters, begin + step)};
+    std::vector<ShardResult> results = measure_shards(run, range, factors_of, {order}, fingerprinted);
+
+    std::vector<std::vector<ShardResult>> outgoing(processes);
+    for (const ShardResult& result : results) {
+      const ParameterEntry& entry = manifest.parameters[result.parameter];
+      if (result.none == 0) {
+        add(by_rank[{result.rank, sums.group_of[result.parameter]}], result.statistics, order);
+        RankTorchSum& torch = torch_by_rank[result.rank];
+        torch.rank = result.rank;
+        add_torch(torch, result.statistics, entry.dtype, order);
+      } else {
+        by_rank[{result.rank, sums.group_of[result.parameter]}];  // the rank takes part in the group all the same
+      }
+      if (entry.tied) tied.push_back(result);
+      outgoing[result.parameter % processes].push_back(result);
+    }
+
+    std::vector<ShardResult> mine;
+    for (const std::vector<ShardResult>& incoming : exchange_values(run.comm, outgoing)) {
+      mine.insert(mine.end(), incoming.begin(), incoming.end());
+    }
+    std::sort(mine.begin(), mine.end(), [](const ShardResult& a, const ShardResult& b) {
+      return std::pair(a.parameter, a.rank) < std::pair(b.parameter, b.rank);
+    });
+    for (auto first = mine.begin(); first != mine.end();) {
+      const auto last = std::find_if(first, mine.end(), [&](const auto& r) { return r.parameter != first->parameter; });
+      OwnedParameter parameter{first->parameter, 0, {}};
+      for (auto it = first; it != last; ++it) parameter.none += static_cast<std::uint32_t>(it->none);
+      ParameterFold(manifest, first->parameter, {first, last}, factors.expert[first->parameter], order)
+          .fold(parameter.statistics, sums.suspects, sums.absent);
+      owned.push_back(parameter);
+      first = last;
+    }
+  }
+
+  sums.parameters.resize(parameters);
+  sums.none.resize(parameters);
+  for (const OwnedParameter& one : gather_values(run.comm, std::span<const OwnedParameter>(owned))) {
+    sums.parameters[one.parameter] = one.statistics;
+    sums.none[one.parameter] = one.none;
+  }
+  std::vector<RankGroupSum> rank_sums;
+  for (const auto& [key, statistics] : by_rank) rank_sums.push_back({key.first, key.second, statistics});
+  sums.rank_sums = gather_values(run.comm, std::span<const RankGroupSum>(rank_sums));
+  std::vector<RankTorchSum> torch_sums;
+  for (const auto& [rank, sum] : torch_by_rank) torch_sums.push_back(sum);
+  sums.torch_sums = gather_values(run.comm, std::span<const RankTorchSum>(torch_sums));
+  sums.suspects = gather_values(run.comm, std::span<const Suspect>(sums.suspects));
+  std::sort(sums.suspects.begin(), sums.suspects.end());
+  sums.absent = gather_values(run.comm, std::span<const AbsentCopy>(sums.absent));
+  std::sort(sums.absent.begin(), sums.absent.end());
+  sums.tied = gather_values(run.comm, std::span<const ShardResult>(tied));
+  std::sort(sums.tied.begin(), sums.tied.end(), [](const ShardResult& a, const ShardResult& b) {
+    return std::pair(a.parameter, a.rank) < std::pair(b.parameter, b.rank);
+  });
+  return sums;
+}
+
+std::vector<RankGroupSum> sum_reference_terms(
+    Run& run, const ParameterFactors& factors, NormOrder order, const ShardSums& sums,
+    const std::function<double(std::int32_t rank, std::uint32_t group)>& normalizer_of) {
+  const FactorsOf factors_of = [&](std::size_t parameter, std::int32_t rank) {
+    ScaleFactors one = factors.of[parameter];
+    one.normalizer = normalizer_of(rank, sums.group_of[parameter]);
+    return one;
+  };
+  std::map<std::pair<std::int32_t, std::uint32_t>, TensorStatistics> by_rank;
+  const std::size_t parameters = run.dump.manifest().parameters.size();
+  const std::size_t step = parameters_per_exchange(run);
+  for (std::size_t begin = 0; begin < parameters; begin += step) {
+    const ParameterRange range{begin, std::min(parameters, begin + step)};
+    for (const ShardResult& result : measure_shards(run, range, factors_of, {order, TermArithmetic::reference}, {})) {
+      if (result.none == 0) add(by_rank[{result.rank, sums.group_of[result.parameter]}], result.statistics, order);
+    }
+  }
+  std::vector<RankGroupSum> mine;
+  for (const auto& [key, statistics] : by_rank) mine.push_back({key.first, key.second, statistics});
+  return gather_values(run.comm, std::span<const RankGroupSum>(mine));
+}
+
+}  // namespace gradclip

@@ -1,0 +1,104 @@
+#pragma once
+// The norm of the whole model's gradient from its shards: chunks -> shards -> parameters -> total, in a fixed order, the
+// same bits for any number of processes and threads (docs/arithmetic.md).
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gradclip/backend/backend.hpp"
+#include "gradclip/base/finding.hpp"
+#include "gradclip/comm/communicator.hpp"
+#include "gradclip/dump/dump_reader.hpp"
+#include "gradclip/norm/statistics.hpp"
+#include "gradclip/stream/shard_stream.hpp"
+#include "gradclip/stream/task_list.hpp"
+#include "gradclip/stream/work_plan.hpp"
+
+namespace gradclip {
+
+/// Everything that a run works with. Borrowed; built by the composition root.
+struct Run {
+  DumpReader& dump;
+  Backend& backend;
+  Communicator& comm;
+  WorkPlan plan;
+  ShardStream& stream;
+};
+
+/// Whose arithmetic forms the totals that the recorded ranks saw, and divides and clips (docs/arithmetic.md).
+enum class Numerics : std::uint8_t { exact, automodel, automodel_cpu, torch };
+[[nodiscard]] std::string_view name(Numerics numerics) noexcept;  ///< as --numerics takes it
+
+/// What happens to each parameter's elements before they are measured: one entry per manifest parameter.
+struct ParameterFactors {
+  std::vector<ScaleFactors> of;  ///< scaling only; clip is ClipStep::none
+  std::vector<bool> expert;      ///< whether the parameter is an expert's
+};
+
+/// One parameter of the report: statistics of its counted elements.
+struct ParameterNorm {
+  TensorStatistics statistics;
+  double norm = 0.0;
+  double share = 0.0;    ///< norm^p / total^p; NaN if the total is not finite, 0 if nothing was counted
+  bool counted = true;   ///< false for later entries of a tied weight
+  std::uint32_t none = 0;  ///< recorded ranks whose gradient was None
+};
+
+/// A total that recorded ranks would have used, with these ranks.
+struct RankTotal {
+  double total = 0.0;
+  DType dtype = DType::float64;     ///< of the tensor that held it: narrower for torch's own
+  std::vector<std::int32_t> ranks;  ///< ascending
+};
+
+/// The total as each recorded rank saw it.
+struct ReferenceView {
+  std::string arithmetic;          ///< "exact", "automodel", "automodel-cpu", "torch"
+  std::string note;                ///< why another arithmetic than the one asked for was taken; else empty
+  std::vector<RankTotal> totals;   ///< distinct totals, by their lowest rank
+  /// Index into totals of each recorded rank; world_size entries; -1 for a rank without parameters.
+  std::vector<std::int32_t> total_of_rank;
+};
+
+struct NormResult {
+  NormOrder order;
+  double total = 0.0;            ///< exact, whatever the numerics
+  TensorStatistics statistics;   ///< of all counted elements
+  std::vector<ParameterNorm> parameters;  ///< in manifest order
+  ReferenceView reference;
+  std::vector<Finding> findings;
+};
+
+/// Which ranks' totals the training step combined over pipeline stages.
+struct PipelineView {
+  bool enabled = false;
+  std::size_t device_mesh = 0;  ///< index into Manifest::meshes
+  std::size_t dimension = 0;    ///< of the pp axis in it
+};
+
+/// Statistics of one recorded rank's counted shards. Trivially copyable.
+struct RankStatistics {
+  std::int32_t rank = 0;
+  TensorStatistics statistics;
+};
+
+/// By parameter: false for the later entries of a tied weight, which count once.
+[[nodiscard]] std::vector<bool> counted_entries(const Manifest& manifest);
+/// Whether the rank's copy is the one that counts: at coordinate 0 of every Replicate dimension, or the lowest rank's of
+/// plain copies.
+[[nodiscard]] bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank,
+                                   bool expert);
+
+/// First pass: statistics of all scaled gradients, replicas compared, Partial dimensions combined, the total and what each
+/// recorded rank saw. Collective; every process gets the same result.
+[[nodiscard]] NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order, Numerics numerics,
+                                           const PipelineView& pipeline);
+
+/// The p-norm of what `shards` (by recorded rank) and Partial parameters add up to: for a second pass that measured what it
+/// wrote. `factors_of` says what was done to the Partial addends. Collective.
+[[nodiscard]] double measured_total(Run& run, NormOrder order, std::span<const RankStatistics> mine,
+                                    const FactorsOf& factors_of);
+
+}  // namespace gradclip

@@ -1,0 +1,460 @@
+#include "gradclip/report/structured.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string_view>
+#include <type_traits>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/dump/manifest.hpp"
+
+namespace gradclip {
+namespace {
+
+std::string json_text(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+/// Commas, line breaks and nesting; the caller names members in order.
+class JsonWriter {
+ public:
+  enum class Layout : std::uint8_t { lines, one_line };
+
+  explicit JsonWriter(std::ostream& out) : out_(out) {}
+
+  void open(char bracket, Layout layout) {
+    separate();
+    out_ << bracket;
+    levels_.push_back({bracket, layout, true});
+  }
+  void close() {
+    const Level level = levels_.back();
+    levels_.pop_back();
+    if (level.layout == Layout::lines && !level.empty) new_line();
+    out_ << (level.bracket == '{' ? '}' : ']');
+    if (levels_.empty()) out_ << '\n';
+  }
+  void key(std::string_view name) {
+    separate();
+    out_ << json_text(name) << ": ";
+    after_key_ = true;
+  }
+
+  void value(std::nullptr_t) { put("null"); }
+  void value(bool boolean) { put(boolean ? "true" : "false"); }
+  void value(double number) { put(json_number(number)); }
+  void value(std::string_view text) { put(json_text(text)); }
+  void value(const char* text) { value(std::string_view(text)); }
+  void value(const std::string& text) { value(std::string_view(text)); }
+  template <class Integer>
+    requires std::is_integral_v<Integer>
+  void value(Integer integer) {
+    put(fmt::to_string(integer));
+  }
+  template <class Value>
+  void value(const std::optional<Value>& optional) {
+    if (optional) {
+      value(*optional);
+    } else {
+      value(nullptr);
+    }
+  }
+  template <class Value>
+  void value(const std::vector<Value>& values) {
+    open('[', Layout::one_line);
+    for (const Value& each : values) value(each);
+    close();
+  }
+
+  template <class Value>
+  void member(std::string_view name, const Value& of) {
+    key(name);
+    value(of);
+  }
+  void open_member(std::string_view name, char bracket, Layout layout) {
+    key(name);
+    open(bracket, layout);
+  }
+
+ private:
+  struct Level {
+    char bracket;
+    Layout layout;
+    bool empty;
+  };
+
+  void put(std::string_view text) {
+    separate();
+    out_ << text;
+  }
+  void separate() {
+    if (after_key_) {
+      after_key_ = false;
+      return;
+    }
+    if (levels_.empty()) return;
+    Level& level = levels_.back();
+    if (!level.empty) out_ << (level.layout == Layout::lines ? "," : ", ");
+    if (level.layout == Layout::lines) new_line();
+    level.empty = false;
+  }
+  void new_line() {
+    out_ << '\n';
+    for (std::size_t i = 0; i < levels_.size(); ++i) out_ << "  ";
+  }
+
+  std::ostream& out_;
+  std::vector<Level> levels_;
+  bool after_key_ = false;
+};
+
+using Layout = JsonWriter::Layout;
+
+void write_run(JsonWriter& json, const ReportRun& run) {
+  json.open_member("run", '{', Layout::lines);
+  json.member("processes", run.processes);
+  json.member("device", run.device);
+  json.member("device_detail", run.device_detail);
+  json.member("device_reason", run.device_reason);
+  json.member("communicator", run.communicator);
+  json.member("communicator_detail", run.communicator_detail);
+  json.member("communicator_reason", run.communicator_reason);
+  json.member("threads", run.threads);
+  json.member("numerics", run.numerics);
+  json.member("memory_budget_bytes", run.memory_budget_bytes);
+  json.member("memory_peak_bytes", run.memory_peak_bytes);
+  json.open_member("seconds", '{', Layout::one_line);
+  json.member("read", run.seconds_read);
+  json.member("compute", run.seconds_compute);
+  json.member("write", run.seconds_write);
+  json.member("total", run.seconds_total);
+  json.close();
+  json.close();
+}
+
+void write_contents(JsonWriter& json, const Report& report) {
+  const ReportContents& contents = *report.contents;
+  json.member("state", contents.state);
+  json.member("producer", contents.producer);
+  if (contents.microbatch) {
+    json.open_member("microbatch", '{', Layout::one_line);
+    json.member("index", contents.microbatch->first);
+    json.member("count", contents.microbatch->second);
+    json.close();
+  } else {
+    json.member("microbatch", nullptr);
+  }
+  const TrainingRecord& training = contents.training;
+  json.open_member("training", '{', Layout::lines);
+  json.member("max_grad_norm", training.max_grad_norm);
+  json.member("norm_type", training.norm_type);
+  json.member("pp_enabled", training.pp_enabled);
+  json.member("pp_axis_name", training.pp_axis_name);
+  json.member("ep_axis_name", training.ep_axis_name);
+  json.member("num_label_tokens", training.num_label_tokens);
+  json.member("dp_group_size", training.dp_group_size);
+  json.member("expert_tp_replication_factor", training.expert_tp_replication_factor);
+  json.member("foreach", training.foreach);
+  json.member("use_torch_clip_grad_norm", training.use_torch_clip_grad_norm);
+  json.member("ignore_index", training.ignore_index);
+  json.member("grad_norm", training.grad_norm);
+  json.close();
+  json.open_member("meshes", '[', Layout::lines);
+  for (const ReportMesh& mesh : contents.meshes) {
+    json.open('{', Layout::one_line);
+    json.member("name", mesh.name);
+    json.member("dim_names", mesh.dim_names);
+    json.member("shape", mesh.shape);
+    json.member("ranks", mesh.ranks);
+    json.member("device_mesh", mesh.device_mesh);
+    json.member("moe_mesh", mesh.moe_mesh);
+    json.close();
+  }
+  json.close();
+  json.open_member("plain_tensors", '[', Layout::lines);
+  for (const ReportPlainTensor& tensor : contents.plain_tensors) {
+    json.open('{', Layout::one_line);
+    json.member("name", report.parameters[tensor.parameter].name);
+    json.member("copies", tensor.copies);
+    json.member("ranks", tensor.ranks);
+    json.close();
+  }
+  json.close();
+  json.member("manifest_checksum", contents.has_checksum);
+  json.member("files_with_checksum", contents.files_with_checksum);
+}
+
+void write_norm(JsonWriter& json, const ReportNorm& norm) {
+  const std::optional<ReportStatistics>& measured = norm.statistics;
+  const auto count = [&](std::uint64_t ReportStatistics::*field) {
+    return measured ? std::optional<std::uint64_t>((*measured).*field) : std::nullopt;
+  };
+  json.open_member("norm", '{', Layout::lines);
+  json.member("type", norm.type);
+  json.member("total", norm.total);
+  json.member("elements", count(&ReportStatistics::elements));
+  json.member("zeros", count(&ReportStatistics::zeros));
+  json.member("subnormals", count(&ReportStatistics::subnormals));
+  json.member("nan", count(&ReportStatistics::nan));
+  json.member("posinf", count(&ReportStatistics::posinf));
+  json.member("neginf", count(&ReportStatistics::neginf));
+  json.member("max_abs", measured ? std::optional<double>(measured->max_abs) : std::nullopt);
+  json.member("min_abs", measured ? measured->min_abs : std::nullopt);
+  json.member("mean", measured ? std::optional<double>(measured->mean) : std::nullopt);
+  json.close();
+}
+
+void write_clip(JsonWriter& json, const ReportClip& clip) {
+  json.open_member("clip", '{', Layout::lines);
+  json.member("max_norm", clip.max_norm);
+  json.member("coefficient", clip.coefficient);
+  json.member("clipped", clip.clipped);
+  json.member("total_after", clip.total_after);
+  json.member("nonfinite", clip.nonfinite);
+  json.member("skipped", clip.skipped);
+  json.close();
+}
+
+void write_reference(JsonWriter& json, const ReportReference& reference) {
+  json.open_member("reference", '{', Layout::lines);
+  json.member("arithmetic", reference.arithmetic);
+  json.member("note", reference.note);
+  json.open_member("totals", '[', Layout::lines);
+  for (const ReportReferenceTotal& total : reference.totals) {
+    json.open('{', Layout::one_line);
+    json.member("total", total.total);
+    json.member("coefficient", total.coefficient);
+    json.member("ranks", total.ranks);
+    json.close();
+  }
+  json.close();
+  json.open_member("recorded", '{', Layout::one_line);
+  json.member("grad_norm", reference.recorded);
+  json.member("distance", reference.recorded_distance);
+  json.member("distance_to_nearest_reference", reference.recorded_distance_reference);
+  json.close();
+  json.close();
+}
+
+/// What groups, stages and types have in common.
+template <class Entry>
+void write_sums(JsonWriter& json, const Entry& entry) {
+  json.member("parameters", entry.parameters);
+  json.member("elements", entry.elements);
+  json.member("bytes", entry.bytes);
+  json.member("norm", entry.norm);
+  json.member("share", entry.share);
+}
+
+void write_groupings(JsonWriter& json, const Report& report) {
+  json.open_member("groups", '[', Layout::lines);
+  for (const ReportGroup& group : report.groups) {
+    json.open('{', Layout::one_line);
+    json.member("mesh", group.mesh);
+    json.member("placements", group.placements);
+    write_sums(json, group);
+    json.close();
+  }
+  json.close();
+  json.open_member("stages", '[', Layout::lines);
+  for (const ReportStage& stage : report.stages) {
+    json.open('{', Layout::one_line);
+    json.member("stage", stage.stage);
+    json.member("model_parts", stage.model_parts);
+    write_sums(json, stage);
+    json.close();
+  }
+  json.close();
+  json.open_member("dtypes", '[', Layout::lines);
+  for (const ReportType& type : report.dtypes) {
+    json.open('{', Layout::one_line);
+    json.member("dtype", name(type.dtype));
+    write_sums(json, type);
+    json.close();
+  }
+  json.close();
+}
+
+void write_parameter(JsonWriter& json, const Report& report, const ReportParameter& parameter) {
+  const ReportGroup& group = report.groups[parameter.group];
+  const std::optional<ReportStatistics>& measured = parameter.statistics;
+  const auto count = [&](std::uint64_t ReportStatistics::*field) {
+    return measured ? std::optional<std::uint64_t>((*measured).*field) : std::nullopt;
+  };
+  json.open('{', Layout::one_line);
+  json.member("name", parameter.name);
+  json.member("model_part", parameter.model_part);
+  json.member("shape", parameter.shape);
+  json.member("dtype", name(parameter.dtype));
+  json.member("mesh", group.mesh);
+  json.member("placements", group.placements);
+  if (parameter.gradient_placements) json.member("gradient_placements", *parameter.gradient_placements);
+  json.member("expert", parameter.expert);
+  json.member("counted", parameter.counted);
+  json.member("none", parameter.none);
+  json.member("elements", parameter.elements);
+  json.member("bytes", parameter.bytes);
+  json.member("norm", parameter.norm);
+  json.member("share", parameter.share);
+  json.member("max_abs", measured ? std::optional<double>(measured->max_abs) : std::nullopt);
+  json.member("min_abs", measured ? measured->min_abs : std::nullopt);
+  json.member("mean", measured ? std::optional<double>(measured->mean) : std::nullopt);
+  json.member("zeros", count(&ReportStatistics::zeros));
+  json.member("subnormals", count(&ReportStatistics::subnormals));
+  json.member("nan", count(&ReportStatistics::nan));
+  json.member("posinf", count(&ReportStatistics::posinf));
+  json.member("neginf", count(&ReportStatistics::neginf));
+  if (parameter.first_nonfinite) {
+    json.open_member("first_nonfinite", '{', Layout::one_line);
+    json.member("index", parameter.first_nonfinite->index);
+    json.member("rank", parameter.first_nonfinite->rank);
+    json.close();
+  } else {
+    json.member("first_nonfinite", nullptr);
+  }
+  json.close();
+}
+
+void write_finding(JsonWriter& json, const Finding& finding) {
+  json.open('{', Layout::one_line);
+  json.member("kind", finding.kind);
+  json.member("parameter", finding.parameter.empty() ? std::nullopt : std::optional<std::string>(finding.parameter));
+  json.member("ranks", finding.ranks);
+  json.member("index", finding.index);
+  json.member("value", finding.value);
+  json.member("message", finding.message);
+  json.close();
+}
+
+std::string csv_text(std::string_view text) {
+  constexpr std::string_view kFormula = "=+-@\t\r";
+  std::string cell;
+  if (!text.empty() && kFormula.find(text.front()) != std::string_view::npos) cell += '\'';
+  cell += text;
+  if (cell.find_first_of(",\"\r\n") == std::string::npos) return cell;
+  std::string quoted_cell = "\"";
+  for (const char c : cell) {
+    quoted_cell += c;
+    if (c == '"') quoted_cell += '"';
+  }
+  return quoted_cell + '"';
+}
+
+std::string csv_number(double number) {
+  std::string text = json_number(number);
+  std::erase(text, '"');
+  return text;
+}
+
+std::string csv_number(std::optional<double> number) { return number ? csv_number(*number) : std::string(); }
+
+}  // namespace
+
+ReportFormat report_format(const std::filesystem::path& file) {
+  const std::string ending = file.extension().string();
+  if (ending == ".json") return ReportFormat::json;
+  if (ending == ".csv") return ReportFormat::csv;
+  ErrorText text;
+  text.where = "--report " + gradclip::quoted(file.string());
+  text.expected = "a name that ends in .json or .csv";
+  if (ending == ".html" || ending == ".xml") {
+    text.found = "this version does not write " + ending + " reports yet";
+  } else if (ending.empty()) {
+    text.found = "the name has no ending to tell the format by";
+  } else {
+    text.found = "unknown ending " + gradclip::quoted(ending);
+  }
+  throw Error(ExitCode::usage, std::move(text));
+}
+
+void write_json(const Report& report, std::ostream& out) {
+  JsonWriter json(out);
+  json.open('{', Layout::lines);
+  json.member("format", "gradclip.report");
+  json.member("version", kReportVersion);
+  json.member("command", report.command);
+  json.open_member("dump", '{', Layout::lines);
+  json.member("path", report.dump.path);
+  json.member("step", report.dump.step);
+  json.member("world_size", report.dump.world_size);
+  json.member("parameters", report.dump.parameters);
+  json.member("elements", report.dump.elements);
+  json.member("bytes", report.dump.bytes);
+  json.close();
+  if (report.command == "clip") json.member("output", report.output);
+  if (report.run) write_run(json, *report.run);
+  if (report.contents) write_contents(json, report);
+  if (report.scale) {
+    json.open_member("scale", '{', Layout::lines);
+    json.member("label_token_divisor", report.scale->label_token_divisor);
+    json.member("expert_divisor", report.scale->expert_divisor);
+    json.member("explanation", report.scale->explanation);
+    json.close();
+  }
+  if (report.norm) write_norm(json, *report.norm);
+  if (report.clip) write_clip(json, *report.clip);
+  if (report.reference) {
+    write_reference(json, *report.reference);
+  } else if (report.norm) {
+    json.member("reference", nullptr);
+  }
+  write_groupings(json, report);
+  json.open_member("parameters", '[', Layout::lines);
+  for (const ReportParameter& parameter : report.parameters) write_parameter(json, report, parameter);
+  json.close();
+  json.open_member("findings", '[', Layout::lines);
+  for (const Finding& finding : report.findings) write_finding(json, finding);
+  json.close();
+  json.close();
+}
+
+void write_json(const FactSheet& sheet, std::ostream& out) {
+  JsonWriter json(out);
+  json.open('{', Layout::lines);
+  json.member("format", "gradclip.report");
+  json.member("version", kReportVersion);
+  json.member("command", sheet.command);
+  for (const FactSection& section : sheet.sections) {
+    json.open_member(section.name, '{', Layout::lines);
+    for (const auto& [fact, value] : section.facts) json.member(fact, value);
+    json.close();
+  }
+  json.close();
+}
+
+void write_csv(const Report& report, std::ostream& out) {
+  out << "name,model_part,shape,dtype,mesh,placements,expert,counted,elements,norm,share,max_abs,min_abs,mean,"
+         "zeros,subnormals,nan,posinf,neginf,first_nonfinite_index,first_nonfinite_rank\n";
+  for (const ReportParameter& parameter : report.parameters) {
+    const ReportGroup& group = report.groups[parameter.group];
+    out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},", csv_text(parameter.name), parameter.model_part,
+                       csv_text(fmt::format("{}", fmt::join(parameter.shape, "x"))), name(parameter.dtype),
+                       csv_text(group.mesh.value_or("")), csv_text(fmt::format("{}", fmt::join(group.placements, " "))),
+                       parameter.expert, parameter.counted, parameter.elements, csv_number(parameter.norm),
+                       csv_number(parameter.share));
+    if (const std::optional<ReportStatistics>& measured = parameter.statistics) {
+      out << fmt::format("{},{},{},{},{},{},{},{},", csv_number(measured->max_abs), csv_number(measured->min_abs),
+                         csv_number(measured->mean), measured->zeros, measured->subnormals, measured->nan,
+                         measured->posinf, measured->neginf);
+    } else {
+      out << ",,,,,,,,";
+    }
+    if (parameter.first_nonfinite) {
+      out << fmt::format("{},{}", fmt::join(parameter.first_nonfinite->index, " "), parameter.first_nonfinite->rank);
+    } else {
+      out << ',';
+    }
+    out << '\n';
+  }
+}
+
+void write(const Report& report, ReportFormat format, std::ostream& out) {
+  switch (format) {
+    case ReportFormat::json: write_json(report, out); return;
+    case ReportFormat::csv: write_csv(report, out); return;
+  }
+}
+
+}  // namespace gradclip
