@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 namespace gradclip {
 namespace {
@@ -51,10 +52,10 @@ std::size_t utf8_length(std::string_view text) noexcept {
 bool is_control_point(std::string_view sequence) noexcept {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
   if (sequence.size() == 1) return at(0) < 0x20 || at(0) == 0x7F;
-  if (sequence.size() == 2) return at(0) == 0xC2 && at(1) < 0xA0;
+  if (sequence.size() == 2) return (at(0) == 0xC2 && at(1) < 0xA0) || (at(0) == 0xD8 && at(1) == 0x9C);
   if (sequence.size() == 3 && at(0) == 0xE2) {
     return (at(1) == 0x80 && at(2) >= 0x8B && at(2) <= 0x8F) || (at(1) == 0x80 && at(2) >= 0xA8 && at(2) <= 0xAE) ||
-           (at(1) == 0x81 && at(2) >= 0xA0);
+           (at(1) == 0x81 && at(2) >= 0xA0 && at(2) <= 0xAF);
   }
   return sequence.size() == 3 && at(0) == 0xEF && at(1) == 0xBB && at(2) == 0xBF;
 }

@@ -48,11 +48,12 @@ class Error : public std::exception {
   std::source_location location_;
 };
 
-/// A name from a dump as it may be printed: in single quotes, control characters, invalid UTF-8 and quotes escaped as
-/// \xNN, so that no name can write to the terminal or break a line.
+/// A name from a dump as it may be printed: in single quotes, control characters and invalid UTF-8 as \xNN, quotes and
+/// backslashes after a backslash, so that no name can write to the terminal or break a line.
 [[nodiscard]] std::string quoted(std::string_view untrusted);
 /// Beats std::quoted, which argument-dependent look-up would find for a std::string.
 [[nodiscard]] inline std::string quoted(const std::string& untrusted) { return quoted(std::string_view(untrusted)); }
+[[nodiscard]] inline std::string quoted(const char* untrusted) { return quoted(std::string_view(untrusted)); }
 
 /// The same without the quotes, for tables.
 [[nodiscard]] std::string printable(std::string_view untrusted);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -49,6 +50,7 @@ void parallel_for(std::size_t count, std::size_t threads,
 
   std::vector<std::thread> helpers;
   const std::size_t used = std::min(threads, count);
+  helpers.reserve(used);
   try {
     for (std::size_t worker = 1; worker < used; ++worker) helpers.emplace_back(work, worker);
   } catch (const std::system_error&) {

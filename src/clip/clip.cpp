@@ -163,6 +163,12 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
 ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, const ClipOptions& options,
                                           DumpWriter* output) {
   const Manifest& manifest = run.dump.manifest();
+  if (output != nullptr && manifest.state == GradientState::after_clip && !options.no_scale) {
+    throw Error(ExitCode::bad_input, {.where = "manifest.json, state",
+                                      .found = "\"after_clip\": these gradients are clipped already",
+                                      .expected = "before_scale or before_clip",
+                                      .advice = "use --no-scale to clip them once more"});
+  }
   const PipelineView pipeline = pipeline_view(manifest, step);
   ClipResult result;
   result.order = step.order;

@@ -68,11 +68,14 @@ class DumpWriter {
   void discard() noexcept;
 
  private:
+  void publish();
+
   const DumpReader& input_;
   std::filesystem::path output_;
   std::filesystem::path partial_;
   bool overwrite_;
   int lock_ = -1;
+  bool touched_ = false;  // this process has made something in OUT.partial, or may have
   bool finished_ = false;
 };
 

@@ -76,6 +76,8 @@ struct Dataset {
   std::uint64_t stored_bytes = 0;       ///< allocated in the file
   std::vector<std::uint64_t> chunk;     ///< chunked: extents of one chunk
   std::vector<Filter> filters;          ///< in the order of writing
+  std::uint64_t chunks = 0;             ///< chunked: how many it takes
+  std::uint64_t chunks_written = 0;
   std::uint64_t address = 0;            ///< of the object: two links to one object share it
 
   [[nodiscard]] std::uint64_t elements() const noexcept;
@@ -91,7 +93,7 @@ struct Dataset {
 [[nodiscard]] Handle open_group(const Handle& location, const std::string& name, const std::string& where);
 /// Errors: also for soft and external links, a second link to the same object, what is no dataset, external storage,
 /// virtual datasets, more elements than 2^62, filters that are not available (named, with the advice to set
-/// HDF5_PLUGIN_PATH), chunks that were never written.
+/// HDF5_PLUGIN_PATH).
 [[nodiscard]] Dataset open_dataset(const Handle& location, const std::string& name, const std::string& where);
 
 /// Attributes: empty if there is none of that name. Errors: another class of type, more than one element (or 2^20 for

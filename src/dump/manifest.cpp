@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <system_error>
+#include <utility>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/checksum.hpp"

@@ -161,7 +161,7 @@ class ManifestParser {
     std::vector<std::int64_t> shape;
     std::vector<std::int32_t> ranks;
     const JsonField array = field.at("ranks");
-    array.array();
+    static_cast<void>(array.array());
     measure(array, shape);
     flatten(array, shape, 0, ranks);
     mesh_indices_.emplace(key, manifest_.meshes.size());
@@ -361,7 +361,7 @@ class ManifestParser {
   void finish_parameter(std::size_t index) {
     static const nlohmann::json kUnused;
     ParameterEntry& entry = manifest_.parameters[index];
-    const JsonField field(kUnused, where_, fmt::format("parameters[{}] ({})", index, quoted(entry.name)));
+    const JsonField field(kUnused, where_, fmt::format("parameters[{}] ({})", index, gradclip::quoted(entry.name)));
     const Pending& pending = pending_[index];
     if (pending.mesh == kNoMesh) {
       finish_plain(field, entry);
@@ -485,7 +485,7 @@ class ManifestParser {
     const auto text = [&](const char* key, std::optional<std::string>& to) {
       if (const auto found = field.find(key)) to = found->name();
     };
-    field.object();
+    static_cast<void>(field.object());
     number("max_grad_norm", training.max_grad_norm);
     number("norm_type", training.norm_type);
     boolean("pp_enabled", training.pp_enabled);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <system_error>
+#include <utility>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/boxes.hpp"

@@ -42,6 +42,13 @@ void check_scale(const std::optional<float>& scale, DType dtype, const std::stri
 
 void RankFile::State::check_storage(const hdf5::Dataset& dataset, const std::string& where) const {
   const std::uint64_t bytes = dataset.elements() * dataset.type.size;
+  if (dataset.chunks_written < dataset.chunks && !packed) {
+    throw Error(ExitCode::bad_input,
+                {.where = where,
+                 .found = fmt::format("{} of its {} chunks were written", dataset.chunks_written, dataset.chunks),
+                 .expected = {},
+                 .advice = "the recorder ended too early; record again"});
+  }
   if (bytes == 0 || dataset.storage != hdf5::Storage::contiguous) return;
   if (!dataset.offset || dataset.stored_bytes < bytes) {
     throw Error(ExitCode::bad_input,

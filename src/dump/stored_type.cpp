@@ -36,18 +36,19 @@ std::optional<DType> float_dtype(const ElementType& type) {
   return std::nullopt;
 }
 
+bool names_size(const std::optional<DType>& named, std::size_t size) { return named && size_of(*named) == size; }
+
 std::optional<DType> raw_bits_dtype(const ElementType& type, const std::optional<DType>& named) {
   if (!all_bits_in_order(type) || type.is_signed) return std::nullopt;
   if (type.size == 2) return DType::bfloat16;
-  if (type.size == 1 && named && size_of(*named) == 1) return named;
-  return std::nullopt;
+  return type.size == 1 && names_size(named, 1) ? named : std::nullopt;
 }
 
 std::optional<DType> dtype_of(const ElementType& type, const std::optional<DType>& named) {
   switch (type.type_class) {
     case ElementType::Class::floating: return float_dtype(type);
     case ElementType::Class::integer: return raw_bits_dtype(type, named);
-    case ElementType::Class::opaque: return named && size_of(*named) == type.size ? named : std::nullopt;
+    case ElementType::Class::opaque: return names_size(named, type.size) ? named : std::nullopt;
     default: return std::nullopt;
   }
 }
@@ -55,7 +56,8 @@ std::optional<DType> dtype_of(const ElementType& type, const std::optional<DType
 }  // namespace
 
 DType stored_dtype(const ElementType& type, const std::optional<std::string>& named, const std::string& where) {
-  const auto named_dtype = named ? parse_dtype(*named) : std::nullopt;
+  std::optional<DType> named_dtype;
+  if (named) named_dtype = parse_dtype(*named);
   if (named && !named_dtype) {
     throw Error(ExitCode::bad_input, {.where = where,
                                       .found = "the attribute 'dtype' is " + quoted(named->substr(0, 100)),
@@ -64,7 +66,7 @@ DType stored_dtype(const ElementType& type, const std::optional<std::string>& na
   }
   const auto dtype = dtype_of(type, named_dtype);
   const std::string tag = named ? " with the attribute dtype " + quoted(*named) : " without the attribute dtype";
-  if (!dtype || (named_dtype && *named_dtype != *dtype)) {
+  if (!dtype || named_dtype.value_or(*dtype) != *dtype) {
     throw Error(ExitCode::bad_input,
                 {.where = where,
                  .found = "is stored as " + describe(type) + tag,

@@ -189,12 +189,13 @@ ReportReference reference_of(const ReferenceView& view, const ClipResult& result
     if (i < result.coefficients.size()) {
       total.coefficient = result.coefficients[i];
     } else if (result.max_norm) {
-      total.coefficient = clip_coefficient(seen.total, *result.max_norm);
+      total.coefficient = clip_coefficient(seen.total, *result.max_norm, seen.dtype, /*as_reference=*/true);
     }
     if (!recorded) continue;
     const std::optional<double> apart = distance(*recorded, seen.total);
     if (apart && (!reference.recorded_distance_reference || *apart < *reference.recorded_distance_reference)) {
       reference.recorded_distance_reference = apart;
+      reference.recorded_nearest = i;
     }
   }
   return reference;

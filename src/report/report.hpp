@@ -98,6 +98,7 @@ struct ReportReference {
   /// |recorded − x| / |recorded| for x = norm.total and for the nearest of `totals`; empty without a finite pair.
   std::optional<double> recorded_distance;
   std::optional<double> recorded_distance_reference;
+  std::optional<std::size_t> recorded_nearest;  ///< index into totals of that nearest one
 };
 
 /// Parameters of one mesh and placements.

@@ -103,7 +103,8 @@ void write_recorded(const Report& report, const TextStyle& style, std::ostream& 
   if (reference.recorded_distance) {
     remark += fmt::format("; relative distance {:.1e}", *reference.recorded_distance);
     if (reference.recorded_distance_reference && *reference.recorded_distance_reference < *reference.recorded_distance) {
-      remark += fmt::format(", {:.1e} from the nearest below", *reference.recorded_distance_reference);
+      remark += fmt::format("; {:.1e} from what {} saw", *reference.recorded_distance_reference,
+                            ranks_text(reference.totals[*reference.recorded_nearest].ranks));
     }
   }
   line(out, style, "recorded", fmt::format("{}", *reference.recorded), remark);
@@ -188,11 +189,18 @@ void write_findings(const Report& report, const TextStyle& style, std::ostream& 
     line(out, style, "findings", "none");
     return;
   }
-  line(out, style, "findings", grouped(report.findings.size()), {}, Ink::warning);
+  // Non-finite values have lines of their own.
+  const auto nonfinite = static_cast<std::size_t>(std::count_if(
+      report.findings.begin(), report.findings.end(), [](const Finding& f) { return f.kind == "nonfinite"; }));
+  const std::size_t others = report.findings.size() - nonfinite;
+  line(out, style, "findings",
+       grouped(report.findings.size()) + (nonfinite != 0 ? fmt::format(", {} of them above", grouped(nonfinite)) : ""),
+       {}, Ink::warning);
   std::size_t shown = 0;
   for (const Finding& finding : report.findings) {
+    if (finding.kind == "nonfinite") continue;
     if (++shown > kMostFindings) {
-      out << fmt::format("  ... and {} more: --report FILE.json has all\n", report.findings.size() - kMostFindings);
+      out << fmt::format("  ... and {} more: --report FILE.json has all\n", others - kMostFindings);
       break;
     }
     out << "  " << paint(style, Ink::warning, printable(finding.kind));
@@ -221,7 +229,8 @@ void write_run(const Report& report, const TextStyle& style, std::ostream& out) 
   };
   line(out, style, "device", described(run.device, run.device_detail, run.device_reason));
   line(out, style, "processes",
-       fmt::format("{} of {}, {}", run.processes, counted(run.threads, "thread", "threads"),
+       fmt::format("{} with {}{}, {}", run.processes, counted(run.threads, "thread", "threads"),
+                   run.processes > 1 ? " each" : "",
                    described(run.communicator, run.communicator_detail, run.communicator_reason)));
   line(out, style, "memory",
        fmt::format("{} at most, budget {} a process", human_bytes(static_cast<double>(run.memory_peak_bytes)),
@@ -474,9 +483,9 @@ void write_norms(const Report& report, const TableOptions& options, const TextSt
   const ReportStatistics total = report.norm->statistics.value_or(ReportStatistics{});
 
   constexpr std::size_t kNumbers = 12 + 9 + 12 + 13;
-  const std::size_t zeros_width = std::max<std::size_t>(grouped(total.zeros).size(), 5) + 1;
-  const std::size_t nan_width = std::max<std::size_t>(grouped(total.nan).size(), 3) + 1;
-  const std::size_t inf_width = std::max<std::size_t>(grouped(total.posinf + total.neginf).size(), 3) + 1;
+  const std::size_t zeros_width = std::max<std::size_t>(grouped(total.zeros).size(), 5) + 2;
+  const std::size_t nan_width = std::max<std::size_t>(grouped(total.nan).size(), 3) + 2;
+  const std::size_t inf_width = std::max<std::size_t>(grouped(total.posinf + total.neginf).size(), 3) + 2;
   const std::size_t counts_width = zeros_width + nan_width + inf_width;
   std::size_t name_width = 5;
   for (const std::size_t index : order) {

@@ -185,50 +185,68 @@ Gathered gather_by_element(ScaledSubBlocks<D>& elements, float scale_inv, const 
   return gathered;
 }
 
-/// The inner loops' view of a sub-block: for float8 its values in float32.
+/// The inner loops' view of a sub-block: for float8 its values in float32; NaN and infinities, once found, replaced by 0,
+/// which adds nothing to a sum.
 template <DType D>
 class VectorRows {
  public:
   static constexpr DType kType = is_float8(D) ? DType::float32 : D;
+  using Bits = BitsOf<kType>;
 
   explicit VectorRows(float scale_inv) {
     if constexpr (is_float8(D)) {
       for (std::size_t bits = 0; bits < values_.size(); ++bits) {
-        values_[bits] = element_value<D>(static_cast<std::uint8_t>(bits), scale_inv);
+        const auto element = static_cast<std::uint8_t>(bits);
+        values_[bits] = Element<kType>::round(element_value<D>(element, scale_inv));
+        const Bits magnitude = magnitude_bits<kType>(values_[bits]);
+        subnormal_[bits] = is_subnormal<D>(element) && magnitude != 0 && is_finite<kType>(magnitude);
       }
     }
   }
 
-  [[nodiscard]] const void* of(const std::byte* data, std::size_t rows) {
-    if constexpr (is_float8(D)) {
-      for (std::size_t i = 0; i < rows * kLanes; ++i) wide_[i] = values_[load<D>(data, i)];
-      return wide_.data();
-    } else {
-      return data;
+  [[nodiscard]] const void* of(const std::byte* data, std::size_t elements) {
+    if constexpr (!is_float8(D)) return data;
+    for (std::size_t i = 0; i < elements; ++i) own_[i] = values_[std::to_integer<std::uint8_t>(data[i])];
+    return own_.data();
+  }
+
+  /// Counts and places the non-finite among `elements` values.
+  [[nodiscard]] const void* without_nonfinite(const void* values, std::size_t elements, std::size_t position,
+                                              ChunkStatistics& counts) {
+    using E = Element<kType>;
+    for (std::size_t i = 0; i < elements; ++i) {
+      const Bits bits = load<kType>(values, i);
+      const Bits magnitude = magnitude_bits<kType>(bits);
+      const bool nonfinite = magnitude >= E::kNonfinite;
+      own_[i] = nonfinite ? Bits{0} : bits;
+      if (nonfinite && counts.first_nonfinite == kNoElement) {
+        counts.first_nonfinite = static_cast<std::uint32_t>(position + i);
+      }
+      counts.nan += magnitude >= E::kNan;
+      counts.posinf += bits == E::kNonfinite;
+      counts.neginf += bits == (E::kNonfinite | E::kSign);
     }
+    return own_.data();
+  }
+
+  /// float8's own subnormals, which its float32 values do not show.
+  [[nodiscard]] std::uint32_t float8_subnormals(const std::byte* data, std::size_t elements) const {
+    std::uint32_t subnormals = 0;
+    for (std::size_t i = 0; i < elements; ++i) subnormals += subnormal_[std::to_integer<std::uint8_t>(data[i])];
+    return subnormals;
   }
 
  private:
-  alignas(64) std::array<float, is_float8(D) ? 256 : 1> values_;
-  alignas(64) std::array<float, is_float8(D) ? kSubBlockElements : 1> wide_;
+  alignas(64) std::array<Bits, kSubBlockElements> own_;
+  std::array<Bits, is_float8(D) ? 256 : 1> values_;
+  std::array<std::uint8_t, is_float8(D) ? 256 : 1> subnormal_;
 };
-
-/// float8's own subnormals, which its float32 values do not show.
-template <DType D>
-std::uint32_t count_float8_subnormals(const std::byte* data, std::size_t count, float scale_inv) {
-  std::uint32_t subnormals = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const BitsOf<D> bits = load<D>(data, i);
-    if (is_subnormal<D>(bits)) subnormals += element_value<D>(bits, scale_inv) != 0.0F;
-  }
-  return subnormals;
-}
 
 template <DType D>
 Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements, float scale_inv, const Term& term) {
-  using Wide = Element<VectorRows<D>::kType>;
-  constexpr std::size_t kType = static_cast<std::size_t>(VectorRows<D>::kType);
-  const double smallest_normal = static_cast<double>(Wide::widen(Wide::kSmallestNormal));
+  constexpr DType kWide = VectorRows<D>::kType;
+  constexpr std::size_t kType = static_cast<std::size_t>(kWide);
+  const double smallest_normal = static_cast<double>(Element<kWide>::widen(Element<kWide>::kSmallestNormal));
   const std::size_t power = std::isinf(term.p) ? 0 : static_cast<std::size_t>(term.p);
   Gathered gathered;
   ChunkStatistics& counts = gathered.counts;
@@ -236,20 +254,23 @@ Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements,
   for (std::size_t s = 0; s < kSubBlocks && elements.count(s) > 0; ++s) {
     const std::size_t count = elements.count(s);
     const std::size_t rows = (count + kLanes - 1) / kLanes;
+    auto not_zeros = static_cast<std::uint32_t>(rows * kLanes - count);  // the padding, and what stands for NaN and infinities
     const std::byte* data = elements.rows(s);
-    const void* values = vectors.of(data, rows);
+    const void* values = vectors.of(data, rows * kLanes);
     SubBlock block = kernels.accumulate[kType][power](values, rows, term.scaling);
     if (!std::isfinite(block.signed_sum)) {
-      gather_by_element<D>(data, count, s, scale_inv, term, gathered);
-      continue;
+      const std::uint32_t before = counts.nan + counts.posinf + counts.neginf;
+      values = vectors.without_nonfinite(values, rows * kLanes, s * kSubBlockElements, counts);
+      not_zeros += counts.nan + counts.posinf + counts.neginf - before;
+      block = kernels.accumulate[kType][power](values, rows, term.scaling);
     }
     if (block.min_abs < smallest_normal) {
       const SmallElements small = kernels.count_small[kType](values, rows);
-      counts.zeros += small.zeros - static_cast<std::uint32_t>(rows * kLanes - count);
+      counts.zeros += small.zeros - not_zeros;
       if constexpr (!is_float8(D)) counts.subnormals += small.subnormals;
       block.min_abs = small.min_abs;
     }
-    if constexpr (is_float8(D)) counts.subnormals += count_float8_subnormals<D>(data, count, scale_inv);
+    if constexpr (is_float8(D)) counts.subnormals += vectors.float8_subnormals(data, count);
     counts.max_abs = std::max(counts.max_abs, block.max_abs);
     counts.min_abs = std::min(counts.min_abs, block.min_abs);
     gathered.power[s] = block.power_sum;

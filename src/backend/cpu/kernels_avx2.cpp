@@ -143,18 +143,18 @@ GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
   _mm256_store_ps(out + 8, load_element<D>(at + 8));
 }
 
-/// x rounded to D, as a vector of the same kind.
+/// x rounded to D, its NaNs canonical, as a vector of the same kind.
 template <DType D, typename Vector>
 GRADCLIP_INLINE Vector round_to(Vector x) {
   if constexpr (D == DType::float16) {
-    return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(canonical(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else if constexpr (D == DType::bfloat16) {
     const __m256i bits = _mm256_castps_si256(canonical(x));  // the addition below would carry a NaN's payload into the sign
     const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), even);
     return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   } else {
-    return x;
+    return canonical(x);
   }
 }
 

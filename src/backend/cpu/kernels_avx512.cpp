@@ -133,18 +133,18 @@ GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
   _mm512_store_ps(out + 16, load_element<D>(at + 16));
 }
 
-/// x rounded to D, as a vector of the same kind.
+/// x rounded to D, its NaNs canonical, as a vector of the same kind.
 template <DType D, typename Vector>
 GRADCLIP_INLINE Vector round_to(Vector x) {
   if constexpr (D == DType::float16) {
-    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(canonical(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else if constexpr (D == DType::bfloat16) {
     const __m512i bits = _mm512_castps_si512(canonical(x));  // the addition below would carry a NaN's payload into the sign
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), even);
     return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
   } else {
-    return x;
+    return canonical(x);
   }
 }
 

@@ -153,7 +153,7 @@ GRADCLIP_TARGET void scale(const void* from, void* to, std::size_t count, const 
     x = scale_step_of<D>(x, factors.steps[1], second);
     if (factors.zero_nonfinite) x = zero_for_nonfinite(x);
     x = scale_step_of<D>(x, clip, coefficient);
-    store_element<D>(target + i, canonical(x));
+    store_element<D>(target + i, x);
   }
   for (; i < count; ++i) target[i] = scale_element<D>(source[i], factors);
 }

@@ -8,6 +8,7 @@
 namespace gradclip {
 namespace {
 
+using namespace std::string_view_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -46,7 +47,7 @@ TEST(Error, what_holds_no_control_characters_whatever_the_parts_hold) {
 }
 
 TEST(Error, an_untrusted_name_is_escaped_once) {
-  EXPECT_EQ(message({.where = "parameter " + quoted("a\n"), .found = "missing", .expected = {}, .advice = {}}),
+  EXPECT_EQ(message({.where = "parameter " + quoted("a\n"sv), .found = "missing", .expected = {}, .advice = {}}),
             "parameter 'a\\x0a': missing");
 }
 
@@ -75,8 +76,8 @@ TEST(Graver, order_of_codes) {
 }
 
 TEST(Quoted, plain_names_are_unchanged) {
-  EXPECT_EQ(quoted("model.layers.0.weight"), "'model.layers.0.weight'");
-  EXPECT_EQ(quoted(""), "''");
+  EXPECT_EQ(quoted("model.layers.0.weight"sv), "'model.layers.0.weight'");
+  EXPECT_EQ(quoted(""sv), "''");
   EXPECT_EQ(printable("model.layers.0.weight"), "model.layers.0.weight");
   for (const std::string_view text : {"größe", "层", "γ", "😀", "é", "\u00a0", "\u2070"}) {
     EXPECT_TRUE(is_valid_utf8(text));
@@ -87,7 +88,7 @@ TEST(Quoted, plain_names_are_unchanged) {
 
 TEST(Quoted, a_quote_cannot_end_the_quotation) {
   EXPECT_EQ(printable("it's"), "it's");
-  const std::string text = quoted("a' and 'b\\");
+  const std::string text = quoted("a' and 'b\\"sv);
   // Every quote between the outer ones is escaped, and an escape cannot swallow the closing one.
   const std::string inner = text.substr(1, text.size() - 2);
   for (std::size_t i = 0; i < inner.size(); ++i) {

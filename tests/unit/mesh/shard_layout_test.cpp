@@ -737,6 +737,23 @@ TEST(ShardLayout, large_sizes_that_fit_are_exact) {
   EXPECT_EQ(layout_of({5}, {2}, {strided(0, kLarge)}, {0}).elements(), 5u);
 }
 
+TEST(ShardLayout, many_mesh_dimensions_of_size_one_are_no_burden) {
+  Numbers mesh(200, 1);
+  mesh[100] = 2;
+  std::vector<Placement> placements(200, strided(0, 2));
+  placements[150] = shard(0);
+  Numbers coordinate(200, 0);
+  coordinate[100] = 1;
+  EXPECT_EQ(indices(layout_of({8}, mesh, placements, coordinate).ranges()[0]), (Numbers{2, 3, 6, 7}));
+}
+
+TEST(ShardLayout, the_number_of_ranges_is_bounded) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;
+  EXPECT_EQ(layout_of({4 * kMost}, {2}, {strided(0, kMost)}, {1}).ranges()[0].size(), static_cast<std::size_t>(kMost));
+  expect_refused([] { (void)layout_of({4 * kMost}, {2}, {strided(0, 2 * kMost)}, {1}); },
+                 "parameter 'w': a split factor of 2097152 on 4194304 indices; expected at most 1048576 chunks");
+}
+
 TEST(ShardLayout, broken_promises_are_bugs) {
   const auto code_of = [](const std::function<void()>& ask) {
     try {

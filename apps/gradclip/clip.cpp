@@ -1,0 +1,50 @@
+#include <cmath>
+#include "gradclip/clip/clip.hpp"
+
+#include "commands.hpp"
+#include "gradclip/base/error.hpp"
+#include "gradclip/dump/dump_writer.hpp"
+#include "gradclip/report/report.hpp"
+
+namespace gradclip {
+
+ExitCode run_clip(Session& session, const CommandLine& line) {
+  DumpReader dump(line.dump);
+  const TrainingStep step = training_step(dump.manifest(), line.scale);
+  DumpWriter writer(dump, line.output, line.overwrite);
+  session.check_report_path(line.dump, line.output);
+
+  Run run = session.run_over(dump, line.clip.total_norm ? 1 : 2);
+  const ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, &writer);
+
+  ReportRun facts = session.facts(line.common.numerics);
+  if (session.speaks()) {
+    std::optional<std::string> output;
+    if (!result.refused) output = line.output.string();
+    session.publish(clip_report("clip", line.dump, dump.manifest(), step, line.clip, result, std::move(output),
+                                std::move(facts)),
+                    write_summary);
+  }
+  return outcome(result, dump.manifest(), line);
+}
+
+ExitCode outcome(const ClipResult& result, const Manifest& manifest, const CommandLine& line) {
+  if (result.refused) {
+    ErrorText text;
+    text.where = "total norm";
+    text.found = std::isnan(result.total) ? "nan" : "infinite";
+    text.expected = "a finite number (--nonfinite error)";
+    for (std::size_t i = 0; result.norm && i < manifest.parameters.size(); ++i) {
+      const TensorStatistics& statistics = result.norm->parameters[i].statistics;
+      if (statistics.nonfinite() == 0) continue;
+      text.advice = "the first parameter with NaN or infinity is " + gradclip::quoted(manifest.parameters[i].name) +
+                    " on rank " + std::to_string(statistics.first_nonfinite_rank);
+      break;
+    }
+    throw Error(ExitCode::nonfinite, std::move(text));
+  }
+  const bool found = result.norm && !result.norm->findings.empty();
+  return line.common.strict && found ? ExitCode::findings : ExitCode::done;
+}
+
+}  // namespace gradclip

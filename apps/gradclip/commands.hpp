@@ -1,0 +1,19 @@
+#pragma once
+// The commands: each reads as its road, one call a step, and returns the exit code.
+
+#include "gradclip/clip/clip.hpp"
+#include "options.hpp"
+#include "session.hpp"
+
+namespace gradclip {
+
+[[nodiscard]] ExitCode run_clip(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_norms(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_inspect(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_doctor(Session& session, const CommandLine& line);
+
+/// How `clip` and `norms` end: findings under --strict, else done. Errors: Error(nonfinite) naming the first offending
+/// parameter, if --nonfinite error refused the total.
+[[nodiscard]] ExitCode outcome(const ClipResult& result, const Manifest& manifest, const CommandLine& line);
+
+}  // namespace gradclip

@@ -1,0 +1,124 @@
+#include "output.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ostream>
+#include <system_error>
+#include <utility>
+
+#include "gradclip/base/error.hpp"
+
+namespace gradclip {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, std::string_view doing, int error_number) {
+  throw Error(ExitCode::resources, {.where = "report " + gradclip::quoted(path.string()),
+                                    .found = "cannot " + std::string(doing) + ": " +
+                                             std::generic_category().message(error_number),
+                                    .expected = {},
+                                    .advice = {}});
+}
+
+/// Closes, and removes the file unless it was kept.
+class NewFile {
+ public:
+  NewFile(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  ~NewFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (!kept_) ::unlink(path_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+  [[nodiscard]] bool close() noexcept { return ::close(std::exchange(descriptor_, -1)) == 0; }
+  void keep() noexcept { kept_ = true; }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_;
+  bool kept_ = false;
+};
+
+void fill(int descriptor, const std::filesystem::path& path, const std::function<void(std::ostream&)>& write) {
+  DescriptorBuffer buffer(descriptor);
+  std::ostream out(&buffer);
+  out.exceptions(std::ios::badbit);
+  try {
+    write(out);
+    out.flush();
+  } catch (const std::system_error& error) {
+    fail(path, "write", error.code().value());
+  }
+}
+
+}  // namespace
+
+DescriptorBuffer::DescriptorBuffer(int descriptor) : descriptor_(descriptor) {
+  setp(buffer_.data(), buffer_.data() + buffer_.size());
+}
+
+DescriptorBuffer::int_type DescriptorBuffer::overflow(int_type character) {
+  sync();
+  if (!traits_type::eq_int_type(character, traits_type::eof())) {
+    *pptr() = traits_type::to_char_type(character);
+    pbump(1);
+  }
+  return traits_type::not_eof(character);
+}
+
+int DescriptorBuffer::sync() {
+  const auto waiting = static_cast<std::size_t>(pptr() - pbase());
+  setp(buffer_.data(), buffer_.data() + buffer_.size());
+  write_out(buffer_.data(), waiting);
+  return 0;
+}
+
+std::streamsize DescriptorBuffer::xsputn(const char* text, std::streamsize size) {
+  if (size > epptr() - pptr()) sync();
+  if (size > epptr() - pptr()) {
+    write_out(text, static_cast<std::size_t>(size));
+  } else {
+    traits_type::copy(pptr(), text, static_cast<std::size_t>(size));
+    pbump(static_cast<int>(size));
+  }
+  return size;
+}
+
+void DescriptorBuffer::write_out(const char* text, std::size_t size) {
+  while (size != 0) {
+    const ssize_t written = ::write(descriptor_, text, size);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) throw std::system_error(errno, std::generic_category());
+    text += written;
+    size -= static_cast<std::size_t>(written);
+  }
+}
+
+void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write) {
+  std::error_code ignored;
+  std::filesystem::path target = std::filesystem::canonical(path, ignored);
+  if (ignored) target = path;
+  const std::filesystem::file_type type = std::filesystem::status(target, ignored).type();
+  if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found) {
+    const int descriptor = ::open(target.c_str(), O_WRONLY | O_CLOEXEC);
+    if (descriptor < 0) fail(path, "open", errno);
+    NewFile file(target, descriptor);
+    file.keep();
+    fill(descriptor, path, write);
+    return;
+  }
+  std::filesystem::path temporary = target;
+  temporary.replace_filename("." + target.filename().string() + ".tmp-" + std::to_string(::getpid()));
+  const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor < 0) fail(path, "create", errno);
+  NewFile file(temporary, descriptor);
+  fill(descriptor, path, write);
+  if (!file.close()) fail(path, "write", errno);
+  if (::rename(temporary.c_str(), target.c_str()) != 0) fail(path, "rename", errno);
+  file.keep();
+}
+
+}  // namespace gradclip

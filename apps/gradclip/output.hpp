@@ -1,0 +1,35 @@
+#pragma once
+// Streams to descriptors that notice every failed write, and files that are whole or absent.
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <iosfwd>
+#include <streambuf>
+#include <string>
+
+namespace gradclip {
+
+/// Writes through to a descriptor, which it does not own. A failed write throws from the stream that uses it, if that has
+/// std::ios::badbit among its exceptions(): std::system_error with the error number.
+class DescriptorBuffer : public std::streambuf {
+ public:
+  explicit DescriptorBuffer(int descriptor);
+
+ protected:
+  int_type overflow(int_type character) override;
+  int sync() override;
+  std::streamsize xsputn(const char* text, std::streamsize size) override;
+
+ private:
+  void write_out(const char* text, std::size_t size);
+
+  int descriptor_;
+  std::array<char, 65536> buffer_;
+};
+
+/// Has `write` fill the file: a temporary one beside it, then renamed. A symlink's target is replaced, not the link;
+/// devices and pipes are written straight. Errors: Error(resources) with `path` and the system's reason; no file is left.
+void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write);
+
+}  // namespace gradclip

@@ -1,0 +1,311 @@
+#include "session.hpp"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <ostream>
+#include <string_view>
+#include <system_error>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/base/worker_pool.hpp"
+#include "gradclip/comm/mpi_communicator.hpp"
+#include "gradclip/report/structured.hpp"
+#include "output.hpp"
+
+namespace gradclip {
+namespace {
+
+constexpr std::chrono::milliseconds kMovingInterval{200};
+constexpr std::chrono::milliseconds kLineInterval{10'000};
+constexpr std::uint64_t kLeastMemory = std::uint64_t{64} << 20;
+
+bool is_set(const Environment& environment, const char* name) {
+  const char* value = environment(name);
+  return value != nullptr && *value != '\0';
+}
+
+/// Open MPI gives every process a terminal for stdout, wherever mpirun's own goes.
+TextStyle style_of(const CommonOptions& options, const Launch& launch, const Environment& environment) {
+  const bool terminal = launch.launcher == Launcher::none && isatty(STDOUT_FILENO) == 1;
+  TextStyle style;
+  switch (options.colour) {
+    case ColourChoice::always: style.colour = true; break;
+    case ColourChoice::never: style.colour = false; break;
+    case ColourChoice::automatic: {
+      const char* force = environment("CLICOLOR_FORCE");
+      const char* kind = environment("TERM");
+      const bool forced = force != nullptr && *force != '\0' && std::string_view(force) != "0";
+      const bool dumb = kind != nullptr && std::string_view(kind) == "dumb";
+      style.colour = !is_set(environment, "NO_COLOR") && !dumb && (terminal || forced);
+    }
+  }
+  winsize size{};
+  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) style.width = size.ws_col;
+  return style;
+}
+
+Progress::Mode progress_mode(const CommonOptions& options, const Launch& launch, bool speaks) {
+  if (!speaks || options.quiet || !options.progress.value_or(true)) return Progress::Mode::off;
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (launch.launcher == Launcher::none || options.progress) {
+    if (terminal) return Progress::Mode::moving;
+    return options.progress ? Progress::Mode::lines : Progress::Mode::off;
+  }
+  return Progress::Mode::lines;
+}
+
+/// Processes that share this one's processors, as far as threads go; and those of its host, as far as memory goes.
+struct Neighbours {
+  std::size_t same_processors = 0;
+  std::size_t same_host = 0;
+};
+
+Neighbours count_neighbours(Communicator& comm) {
+  struct Place {
+    std::uint64_t host;
+    std::uint64_t processors;
+  };
+  const Place mine{host_of_process(), place_of_process()};
+  Neighbours neighbours;
+  for (const Place& other : gather_value(comm, mine)) {
+    neighbours.same_host += other.host == mine.host ? 1 : 0;
+    neighbours.same_processors += other.processors == mine.processors ? 1 : 0;
+  }
+  return neighbours;
+}
+
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
+  const auto [end, rest] = std::mismatch(directory.begin(), directory.end(), path.begin(), path.end());
+  return end == directory.end();
+}
+
+[[noreturn]] void refuse_report(const std::filesystem::path& path, std::string found, std::string expected) {
+  throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(path.string()),
+                                .found = std::move(found),
+                                .expected = std::move(expected),
+                                .advice = {}});
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv) {
+  switch (launch.launcher) {
+    case Launcher::none: return make_single_process_communicator();
+    case Launcher::mpi: return make_mpi_communicator(argc, argv);
+    case Launcher::torchrun: break;
+  }
+  if (!launch.first_on_host) throw PeerFailed{ExitCode::usage};
+  throw Error(ExitCode::usage,
+              {.where = "launcher",
+               .found = "RANK is set and no MPI launcher's variables are: under torchrun every process would do the whole "
+                        "work by itself",
+               .expected = "one process, or mpirun -np N gradclip ...",
+               .advice = "start gradclip without torchrun, or unset RANK"});
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Progress
+// ---------------------------------------------------------------------------------------------------------------------
+
+void Progress::begin(double total_bytes) {
+  total_bytes_ = total_bytes;
+  start_ = std::chrono::steady_clock::now();
+  next_milliseconds_ = mode_ == Mode::moving ? kMovingInterval.count() : kLineInterval.count();
+}
+
+void Progress::add(std::uint64_t bytes) noexcept {
+  if (mode_ == Mode::off) return;
+  done_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+  const auto now = static_cast<std::int64_t>(elapsed.count() * 1000.0);
+  std::int64_t next = next_milliseconds_.load(std::memory_order_relaxed);
+  if (now < next) return;
+  const std::int64_t interval = mode_ == Mode::moving ? kMovingInterval.count() : kLineInterval.count();
+  if (next_milliseconds_.compare_exchange_strong(next, now + interval)) show(elapsed.count());
+}
+
+void Progress::show(double seconds) noexcept {
+  try {
+    const auto done = static_cast<double>(done_bytes_.load(std::memory_order_relaxed));
+    const double part = total_bytes_ > 0.0 ? std::min(done / total_bytes_, 0.99) : 0.0;
+    const std::string text = fmt::format("gradclip: {:.0f} %, {} at {}/s", 100.0 * part, human_bytes(done),
+                                         human_bytes(done / std::max(seconds, 1e-3)));
+    const std::lock_guard lock(mutex_);
+    if (mode_ == Mode::moving) {
+      std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
+      on_screen_ = true;
+    } else {
+      std::fprintf(stderr, "%s\n", text.c_str());
+    }
+    std::fflush(stderr);
+  } catch (...) {
+    // A progress line is never worth a failed run.
+  }
+}
+
+void Progress::end() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (on_screen_) {
+    std::fputs("\r\x1b[K", stderr);
+    std::fflush(stderr);
+  }
+  on_screen_ = false;
+  mode_ = Mode::off;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Session
+// ---------------------------------------------------------------------------------------------------------------------
+
+Session::Session(Communicator& comm, Launch launch, const CommonOptions& options, const Environment& environment)
+    : comm_(comm),
+      launch_(std::move(launch)),
+      options_(options),
+      style_(style_of(options, launch_, environment)),
+      progress_(progress_mode(options, launch_, comm.process() == 0)) {
+  const Neighbours neighbours = count_neighbours(comm);
+  threads_ = options.threads.value_or(std::max<std::size_t>(available_processors() / neighbours.same_processors, 1));
+  const std::uint64_t memory = std::min(physical_memory(), control_group_memory_limit().value_or(physical_memory()));
+  memory_budget_ = options.memory_budget.value_or(std::max(memory / 2 / neighbours.same_host, kLeastMemory));
+}
+
+const ChosenBackend& Session::backend() {
+  if (!backend_) backend_ = make_backend(options_.device);
+  return *backend_;
+}
+
+std::string Session::launch_reason() const {
+  return launch_.launcher == Launcher::mpi ? "the launcher set " + launch_.sign : "no MPI launcher started this run";
+}
+
+Run Session::run_over(DumpReader& dump, int passes) {
+  WorkPlan plan = plan_work(dump.manifest(), comm_.size());
+  StreamOptions stream;
+  stream.threads = threads_;
+  stream.memory_budget = memory_budget_;
+  if (speaks()) {
+    const std::vector<double> bytes = bytes_by_rank(dump.manifest());
+    double mine = 0.0;
+    for (std::int32_t rank = plan.begin(comm_.process()); rank < plan.end(comm_.process()); ++rank) {
+      mine += bytes[static_cast<std::size_t>(rank)];
+    }
+    progress_.begin(mine * passes);
+    stream.progress = [this](std::uint64_t finished) { progress_.add(finished); };
+  }
+  static_cast<void>(backend());
+  stream_ = std::make_unique<ShardStream>(*backend_->backend, stream);
+  return Run{dump, *backend_->backend, comm_, std::move(plan), *stream_};
+}
+
+void Session::check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const {
+  if (!options_.report) return;
+  const std::filesystem::path& path = *options_.report;
+  std::error_code error;
+  const std::filesystem::path report = std::filesystem::weakly_canonical(path, error);
+  if (error) refuse_report(path, error.message(), "a file that can be written");
+  const std::filesystem::path input = std::filesystem::canonical(dump, error);
+  if (!error && is_inside(report, input)) refuse_report(path, "it lies inside the input dump", "a file elsewhere");
+  if (std::filesystem::is_directory(report, error)) refuse_report(path, "it is a directory", "a file's name");
+  if (!output.empty()) {
+    const std::filesystem::path clipped = std::filesystem::weakly_canonical(output, error);
+    if (report == clipped) refuse_report(path, "it is the output dump", "a file's name");
+    if (is_inside(report, clipped)) refuse_report(path, "it lies inside the output dump", "a file elsewhere");
+  }
+  if (!std::filesystem::is_directory(report.parent_path(), error)) {
+    refuse_report(path, "its directory does not exist", "a file in an existing directory");
+  }
+}
+
+ReportRun Session::facts(Numerics numerics) {
+  progress_.end();
+  const BackendDescription device = backend().backend->describe();
+  const CommunicatorDescription communicator = comm_.describe();
+  const StreamTimes times = stream_ ? stream_->times() : StreamTimes{};
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+  struct Mine {
+    std::uint64_t memory_peak;
+    double read, compute, write, total;
+  };
+  const auto average = [&](double seconds) { return seconds / static_cast<double>(threads_); };
+  const Mine mine{peak_memory(), average(times.read), average(times.compute), average(times.write), elapsed.count()};
+
+  ReportRun run;
+  run.processes = comm_.size();
+  run.device = device.device;
+  run.device_detail = device.detail;
+  run.device_reason = backend().reason;
+  run.communicator = communicator.name;
+  if (launch_.launcher == Launcher::mpi) run.communicator_detail = communicator.detail;
+  run.communicator_reason = launch_reason();
+  run.threads = threads_;
+  run.numerics = name(numerics);
+  run.memory_budget_bytes = memory_budget_;
+  for (const Mine& other : gather_value(comm_, mine)) {
+    run.memory_peak_bytes = std::max(run.memory_peak_bytes, other.memory_peak);
+    run.seconds_read = std::max(run.seconds_read, other.read);
+    run.seconds_compute = std::max(run.seconds_compute, other.compute);
+    run.seconds_write = std::max(run.seconds_write, other.write);
+    run.seconds_total = std::max(run.seconds_total, other.total);
+  }
+  return run;
+}
+
+void Session::publish(const Report& report,
+                      const std::function<void(const Report&, const TextStyle&, std::ostream&)>& text) const {
+  if (!speaks()) return;
+  if (options_.report) {
+    const ReportFormat format = report_format(*options_.report);
+    write_report_file([&](std::ostream& out) { write(report, format, out); });
+  }
+  if (options_.format == OutputFormat::json) {
+    write_stdout([&](std::ostream& out) { write_json(report, out); });
+  } else if (!options_.quiet) {
+    write_stdout([&](std::ostream& out) { text(report, style_, out); });
+  }
+}
+
+void Session::publish(const FactSheet& sheet) const {
+  if (!speaks()) return;
+  if (options_.report) {
+    if (report_format(*options_.report) != ReportFormat::json) {
+      refuse_report(*options_.report, sheet.command + " has no table of parameters", "a name that ends in .json");
+    }
+    write_report_file([&](std::ostream& out) { write_json(sheet, out); });
+  }
+  if (options_.format == OutputFormat::json) {
+    write_stdout([&](std::ostream& out) { write_json(sheet, out); });
+  } else if (!options_.quiet) {
+    write_stdout([&](std::ostream& out) { write_facts(sheet, style_, out); });
+  }
+}
+
+void Session::print(const std::string& text) const {
+  if (speaks()) write_stdout([&](std::ostream& out) { out << text; });
+}
+
+void Session::write_report_file(const std::function<void(std::ostream&)>& write) const {
+  write_whole_file(*options_.report, write);
+}
+
+void Session::write_stdout(const std::function<void(std::ostream&)>& write) const {
+  DescriptorBuffer buffer(STDOUT_FILENO);
+  std::ostream out(&buffer);
+  out.exceptions(std::ios::badbit);
+  try {
+    write(out);
+    out.flush();
+  } catch (const std::system_error& error) {
+    if (error.code().value() == EPIPE) throw StdoutClosed{};
+    throw Error(ExitCode::resources, {.where = "stdout",
+                                      .found = "cannot write: " + error.code().message(),
+                                      .expected = {},
+                                      .advice = {}});
+  }
+}
+
+}  // namespace gradclip

@@ -1,0 +1,55 @@
+// Dumps that the Python recorder made: every promise of theirs is kept by the reader.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "dump_builder.hpp"
+#include "gradclip/dump/checksum.hpp"
+#include "gradclip/dump/dump_reader.hpp"
+
+namespace gradclip {
+namespace {
+
+std::vector<std::filesystem::path> golden_dumps() {
+  std::vector<std::filesystem::path> dumps;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(GRADCLIP_GOLDEN)) {
+    if (entry.path().filename() == kManifestName) dumps.push_back(entry.path().parent_path());
+  }
+  std::sort(dumps.begin(), dumps.end());
+  return dumps;
+}
+
+TEST(Golden, EveryShardIsFoundAndItsBytesHaveTheRecordedChecksum) {
+  const auto dumps = golden_dumps();
+  ASSERT_FALSE(dumps.empty());
+  for (const auto& directory : dumps) {
+    SCOPED_TRACE(directory.string());
+    DumpReader dump(directory);
+    const Manifest& manifest = dump.manifest();
+    EXPECT_TRUE(manifest.has_checksum);
+    std::size_t shards = 0;
+    for (std::int32_t rank = 0; rank < manifest.world_size; ++rank) {
+      const auto file = dump.rank_file(rank);
+      const FileChecksum checksum = checksum_of_file(file->path());
+      const FileRecord& record = manifest.files.at(manifest.rank_file_name(rank));
+      EXPECT_EQ(checksum.bytes, record.bytes);
+      EXPECT_EQ(checksum.xxh3_64, record.xxh3_64);
+      for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+        if (!manifest.holds(manifest.parameters[p], rank)) continue;
+        const StoredShard& shard = file->locate(p);
+        ++shards;
+        if (shard.none) continue;
+        std::vector<std::byte> bytes(shard.elements * size_of(shard.dtype));
+        file->read(shard, 0, shard.elements, bytes.data());
+        EXPECT_EQ(xxh3_64(bytes.data(), bytes.size()), shard.xxh3_64) << shard.dataset;
+      }
+      static_cast<void>(file->labels());
+    }
+    EXPECT_GT(shards, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace gradclip

@@ -1,0 +1,219 @@
+#include "options.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "gradclip/base/error.hpp"
+
+namespace gradclip {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+CommandLine parse(std::vector<const char*> words, const std::map<std::string, std::string>& variables = {}) {
+  words.insert(words.begin(), "gradclip");
+  return parse_command_line(static_cast<int>(words.size()), words.data(), [&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string refusal(const std::vector<const char*>& words, const std::map<std::string, std::string>& variables = {}) {
+  try {
+    static_cast<void>(parse(words, variables));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "was not refused";
+  return {};
+}
+
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text) : path_(testing::TempDir() + "gradclip_options_test.json") {
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::remove(path_.c_str()); }
+  [[nodiscard]] const char* path() const { return path_.c_str(); }
+
+ private:
+  std::string path_;
+};
+
+TEST(Options, PlainStructsOfEverything) {
+  const CommandLine line = parse(
+      {"clip", "in", "-o", "out", "--max-norm", "0.5", "--norm-type", "inf", "--nonfinite", "skip", "--no-pp", "--pp-axis",
+       "stage", "--ep-axis=ep", "--num-label-tokens", "8192", "--dp-group-size", "4", "--expert-tp-replication-factor", "2",
+       "--no-foreach", "--use-torch-clip-grad-norm", "--no-scale", "--total-norm", "0x1.8p+1", "--overwrite", "--device",
+       "cpu", "--threads", "3", "--memory-budget", "512Mi", "--numerics", "automodel-cpu", "--report", "r.json", "--format",
+       "json", "--quiet", "--strict", "--color", "never", "--progress"});
+  EXPECT_EQ(line.command, Command::clip);
+  EXPECT_EQ(line.dump, "in");
+  EXPECT_EQ(line.output, "out");
+  EXPECT_EQ(line.scale.max_norm, 0.5);
+  EXPECT_TRUE(line.scale.norm_type->infinite());
+  EXPECT_EQ(line.clip.nonfinite, NonfinitePolicy::skip);
+  EXPECT_EQ(line.scale.pp, false);
+  EXPECT_EQ(line.scale.pp_axis, "stage");
+  EXPECT_EQ(line.scale.ep_axis, "ep");
+  EXPECT_EQ(line.scale.num_label_tokens, 8192);
+  EXPECT_EQ(line.scale.dp_group_size, 4);
+  EXPECT_EQ(line.scale.expert_tp_replication_factor, 2);
+  EXPECT_EQ(line.scale.foreach, false);
+  EXPECT_EQ(line.scale.use_torch_clip_grad_norm, true);
+  EXPECT_TRUE(line.clip.no_scale);
+  EXPECT_EQ(line.clip.total_norm, 3.0);
+  EXPECT_TRUE(line.overwrite);
+  EXPECT_EQ(line.common.device, DeviceChoice::cpu);
+  EXPECT_EQ(line.common.threads, 3u);
+  EXPECT_EQ(line.common.memory_budget, std::uint64_t{512} << 20);
+  EXPECT_EQ(line.clip.numerics, Numerics::automodel_cpu);
+  EXPECT_EQ(line.common.report, "r.json");
+  EXPECT_EQ(line.common.format, OutputFormat::json);
+  EXPECT_TRUE(line.common.quiet);
+  EXPECT_TRUE(line.common.strict);
+  EXPECT_EQ(line.common.colour, ColourChoice::never);
+  EXPECT_EQ(line.common.progress, true);
+}
+
+TEST(Options, WhatWasNotGivenStaysEmpty) {
+  const CommandLine line = parse({"norms", "in"});
+  EXPECT_FALSE(line.scale.max_norm.has_value());
+  EXPECT_FALSE(line.scale.pp.has_value());
+  EXPECT_FALSE(line.common.progress.has_value());
+  EXPECT_FALSE(line.common.threads.has_value());
+  EXPECT_EQ(line.table.order, ParameterOrder::model);
+  EXPECT_EQ(parse({"norms", "in", "--top", "5"}).table.order, ParameterOrder::norm);
+  EXPECT_EQ(parse({"norms", "in", "--top", "5", "--sort", "name"}).table.order, ParameterOrder::name);
+}
+
+TEST(Options, TheLastOfSeveralCounts) {
+  EXPECT_EQ(parse({"norms", "in", "--max-norm", "1", "--max-norm", "2"}).scale.max_norm, 2.0);
+  EXPECT_EQ(parse({"norms", "in", "--pp", "--no-pp"}).scale.pp, false);
+  EXPECT_EQ(parse({"norms", "in", "--no-pp", "--pp"}).scale.pp, true);
+}
+
+TEST(Options, CommandLineBeatsEnvironmentBeatsFile) {
+  const ConfigFile file(R"({"max-norm": 3, "norm-type": "inf", "threads": 7, "pp": true, "top": 9, "overwrite": true})");
+  const std::map<std::string, std::string> variables{{"GRADCLIP_MAX_NORM", "2"}, {"GRADCLIP_THREADS", "5"}};
+  const CommandLine line = parse({"norms", "in", "--max-norm", "1", "--config", file.path()}, variables);
+  EXPECT_EQ(line.scale.max_norm, 1.0);
+  EXPECT_EQ(line.common.threads, 5u);
+  EXPECT_TRUE(line.scale.norm_type->infinite());
+  EXPECT_EQ(line.scale.pp, true);
+  EXPECT_EQ(line.table.top, 9u);
+  EXPECT_FALSE(line.overwrite) << "an option of another command is known, and not for this one";
+  EXPECT_EQ(parse({"norms", "in", "--no-pp", "--config", file.path()}).scale.pp, false);
+  EXPECT_EQ(parse({"norms", "in"}, {{"GRADCLIP_CONFIG", file.path()}}).scale.max_norm, 3.0);
+}
+
+TEST(Options, OppositesAndEmptyVariables) {
+  EXPECT_EQ(parse({"norms", "in"}, {{"GRADCLIP_NO_PP", "1"}}).scale.pp, false);
+  EXPECT_EQ(parse({"norms", "in"}, {{"GRADCLIP_PP", "off"}}).scale.pp, false);
+  EXPECT_EQ(parse({"norms", "in"}, {{"GRADCLIP_MAX_NORM", ""}}).scale.max_norm, std::nullopt);
+  const ConfigFile file(R"({"no-foreach": true, "quiet": true})");
+  const CommandLine line = parse({"norms", "in", "--config", file.path()});
+  EXPECT_EQ(line.scale.foreach, false);
+  EXPECT_TRUE(line.common.quiet);
+  EXPECT_THAT(refusal({"norms", "in"}, {{"GRADCLIP_NO_PP", "1"}, {"GRADCLIP_PP", "1"}}), HasSubstr("GRADCLIP_NO_PP"));
+}
+
+TEST(Options, NoClipAgainstMaxNorm) {
+  refusal({"norms", "in", "--no-clip", "--max-norm", "1"});
+  EXPECT_FALSE(parse({"norms", "in", "--max-norm", "1"}, {{"GRADCLIP_NO_CLIP", "1"}}).scale.no_clip);
+  const CommandLine line = parse({"norms", "in", "--no-clip"}, {{"GRADCLIP_MAX_NORM", "1"}});
+  EXPECT_TRUE(line.scale.no_clip);
+  EXPECT_FALSE(line.scale.max_norm.has_value());
+}
+
+TEST(Options, RefusalsSayWhereTheValueCameFrom) {
+  EXPECT_THAT(refusal({"norms", "in", "--max-norm", "-1"}), HasSubstr("--max-norm: '-1'"));
+  EXPECT_THAT(refusal({"norms", "in"}, {{"GRADCLIP_MAX_NORM", "-1"}}), HasSubstr("GRADCLIP_MAX_NORM: '-1'"));
+  const ConfigFile file(R"({"max-norm": -1})");
+  EXPECT_THAT(refusal({"norms", "in", "--config", file.path()}), HasSubstr("'max-norm' in config file"));
+}
+
+TEST(Options, ValuesThatCannotBe) {
+  for (const char* value : {"-1", "nan", "-inf", "1e400", "1,5", "", "x", "0x", "1 "}) {
+    refusal({"norms", "in", "--max-norm", value});
+  }
+  for (const char* value : {"0", "-2", "nan", "1e-400", "two"}) refusal({"norms", "in", "--norm-type", value});
+  for (const char* value : {"0", "-1", "1.5", "99999999999999999999"}) refusal({"norms", "in", "--dp-group-size", value});
+  for (const char* value : {"0", "1Q", "1.5.2G", "-1G", "G", "1e3", "99999999T", "1KiBs"}) {
+    refusal({"norms", "in", "--memory-budget", value});
+  }
+  EXPECT_THAT(refusal({"norms", "in", "--num-label-tokens", "auto"}), HasSubstr("not in this version"));
+  EXPECT_THAT(refusal({"norms", "in", "--by", "module"}), HasSubstr("parameter"));
+  EXPECT_THAT(refusal({"norms", "in", "--report", "x.html"}), HasSubstr(".json or .csv"));
+  EXPECT_THAT(refusal({"norms", "in", "--numerics", "fast"}), HasSubstr("automodel-cpu"));
+}
+
+TEST(Options, WordsThatCannotBe) {
+  refusal({});
+  refusal({"clip"});
+  refusal({"clip", "in"});
+  refusal({"clip", "in", "-o", "out", "more"});
+  refusal({"norms", "in", "--bogus"});
+  refusal({"norms", "in", "--max-norm"});
+  refusal({"norms", "in", "--pp=maybe"});
+  refusal({"norms", "in", "--overwrite"});
+  refusal({"--quiet", "norms", "in"});
+  EXPECT_THAT(refusal({"frobnicate"}), HasSubstr("no command 'frobnicate'"));
+  EXPECT_THAT(refusal({"verify", "in"}), HasSubstr("not in this version"));
+}
+
+TEST(Options, ConfigFilesThatCannotBe) {
+  for (const char* text : {"", "[1]", "{\"max-norm\": 1, \"max-norm\": 2}", "{\"bogus\": 1}", "{\"max-norm\": [1]}",
+                           "{\"max-norm\": null}", "{\"max-norm\": 1e400}", "{\"max-norm\": 1} x", "{\"--max-norm\": 1}",
+                           "{\"quiet\": \"maybe\"}"}) {
+    const ConfigFile file(text);
+    refusal({"norms", "in", "--config", file.path()});
+  }
+  refusal({"norms", "in", "--config", "/nonexistent/file.json"});
+}
+
+TEST(Options, HelpAndVersionNeedNothingElse) {
+  EXPECT_THAT(*parse({"--help"}).answer, HasSubstr("inspect"));
+  EXPECT_THAT(*parse({"clip", "--help"}).answer, HasSubstr("--total-norm X"));
+  EXPECT_THAT(*parse({"norms", "-h"}).answer, Not(HasSubstr("--total-norm")));
+  EXPECT_THAT(*parse({"doctor", "--version"}).answer, HasSubstr("gradclip "));
+  EXPECT_THAT(*parse({"--version"}).answer, HasSubstr("gradclip "));
+}
+
+TEST(Options, ADumpMayHaveACommandsName) { EXPECT_EQ(parse({"inspect", "norms"}).dump, "norms"); }
+
+TEST(Numbers, DecimalAndHexadecimal) {
+  EXPECT_EQ(parse_number("1e-3"), 1e-3);
+  EXPECT_EQ(parse_number("+2.5"), 2.5);
+  EXPECT_EQ(parse_number("-0"), 0.0);
+  EXPECT_EQ(parse_number("0x1.adfc194977facp+1"), 0x1.adfc194977facp+1);
+  EXPECT_EQ(parse_number("-0X1P-3"), -0.125);
+  EXPECT_EQ(parse_number("inf"), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(parse_number("-inf"), -std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(*parse_number("nan")));
+  for (const char* text : {"", "+", "+-1", "--1", "1e400", "1e-400", "0x", "0xinf", "0x-1", "1.0f", " 1", "1 ", "1,0"}) {
+    EXPECT_FALSE(parse_number(text).has_value()) << text;
+  }
+}
+
+TEST(Numbers, Sizes) {
+  EXPECT_EQ(parse_size("4096"), 4096u);
+  EXPECT_EQ(parse_size("1.5G"), 1'500'000'000u);
+  EXPECT_EQ(parse_size("2k"), 2000u);
+  EXPECT_EQ(parse_size("2KiB"), 2048u);
+  EXPECT_EQ(parse_size("1GB"), 1'000'000'000u);
+  EXPECT_EQ(parse_size("1Ti"), std::uint64_t{1} << 40);
+  EXPECT_EQ(parse_size("10B"), 10u);
+  for (const char* text : {"", "B", "i", "1i", "0", "0.1", "-1", "1x", "1GG", "inf", "nan", "0x10", "99999999T"}) {
+    EXPECT_FALSE(parse_size(text).has_value()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace gradclip
