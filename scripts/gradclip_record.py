@@ -208,7 +208,7 @@ def _write_rank_file(target, fragment, found, labels):
 
 def _gradients(model_parts, meshes, copies, tied, experts):
     """Every parameter of this rank that the training step clips: its manifest entry and its gradient or None."""
-    owner, links = {}, set()
+    owner, links, objects = {}, set(), {}
     for part_index, part in enumerate([model_parts] if isinstance(model_parts, torch.nn.Module) else model_parts):
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             part = part.module
@@ -234,6 +234,10 @@ def _gradients(model_parts, meshes, copies, tied, experts):
                 raise ValueError(f"{name}: copies is {answer!r}, expected 'replicated' or 'distinct'")
             if sharded:
                 entry["mesh"], entry["placements"] = meshes.add(parameter.device_mesh), _placements(parameter)
+                # The training step groups by the mesh object, and FSDP makes a new one for each parameter.
+                known = objects.setdefault(entry["mesh"], {})
+                if number := known.setdefault(id(parameter.device_mesh), len(known)):
+                    entry["mesh_object"] = number
                 if gradient is not None and meshes.add(gradient.device_mesh) != entry["mesh"]:
                     raise ValueError(f"{name}: the gradient is on another mesh than the parameter")
                 if gradient is not None and _placements(gradient) != entry["placements"]:
@@ -419,16 +423,20 @@ def _manifest(fragments):
 
 def _parameters(by_stage, meshes, moe_axes, dense_axes):
     """One entry per parameter, stage by stage, in each in the order of its ranks' iteration."""
-    entries, families = {}, {}
+    entries, families, order = {}, {}, []
     for fragment in by_stage:
+        after = 0  # entries that this rank alone knows stand where it iterates over them
         for found in fragment["parameters"]:
             # Copies of a plain tensor have one shape; equal names in two stages are not copies by themselves.
             place = (fragment["stage"], found["model_part"], found["name"], found["mesh"] or tuple(found["shape"]))
-            entry = entries.setdefault(place, {**found, "ranks": []})
+            if place not in entries:
+                entries[place] = {**found, "ranks": []}
+                order.insert(after, place)
+            entry, after = entries[place], order.index(place, after if place in order[after:after + 1] else 0) + 1
             entry["ranks"].append(fragment["rank"])
             if entry["none"] and not found["none"]:  # type and placements of a missing gradient were only guesses
                 entry.update(found)
-            loose = {"none", "ranks"} | ({"dtype", "gradient_placements"} if found["none"] else set())
+            loose = {"none", "ranks", "mesh_object"} | ({"dtype", "gradient_placements"} if found["none"] else set())
             for key in (entry.keys() | found.keys()) - loose:
                 if entry.get(key) != found.get(key):
                     raise ValueError(f"{found['name']}: {key} is {found.get(key)} on rank {fragment['rank']}, "
@@ -450,7 +458,7 @@ def _parameters(by_stage, meshes, moe_axes, dense_axes):
                 entry.setdefault("tied", f"stage {stage}: {name}")
         elif len(family) > 1 and not dense_axes:
             log.warning("gradclip: %s is on several meshes; without device_mesh or tied they count as several", name)
-    return list(entries.values())
+    return [entries[place] for place in order]
 
 
 def _manifest_text(manifest):

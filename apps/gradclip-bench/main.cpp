@@ -1,8 +1,8 @@
 // gradclip-bench: how near the CPU backend comes to what memory allows.
 //
-// Every benchmark works once through the same array, in chunks, on 1 and 2 threads: a plain sum of its bytes, the statistics
-// pass for each type (p = 2, without and with a divisor), a plain copy, scaling in place. Rounds are interleaved, because a
-// shared machine's speed changes by the minute; the table at the end compares medians.
+// Every benchmark works once through the same array, in chunks, on 1 and 2 threads: a plain sum of its bytes, the
+// statistics pass for each type (p = 2, without and with a divisor), a plain copy, scaling in place. Rounds are
+// interleaved, because a shared machine's speed changes by the minute; the table at the end compares medians.
 //
 // The array's size in MiB is --array_mib=N (1024 without it); the rest are Google Benchmark's options.
 
@@ -31,8 +31,8 @@ constexpr std::string_view kSizeOption = "--array_mib=";
 constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64, DType::float8_e4m3fn};
 constexpr int kThreadCounts[] = {1, 2};
 
-/// What all benchmarks share. Every 16-bit word of the array is a finite, normal number of either sign in each 16-bit type;
-/// so are pairs and fours of them in the wider types, and its bytes are finite in float8.
+/// What all benchmarks share. Every 16-bit word of the array is a finite, normal number of either sign in each 16-bit
+/// type; so are pairs and fours of them in the wider types, and its bytes are finite in float8.
 struct Arrays {
   std::unique_ptr<Backend> backend;
   Buffer array;
@@ -73,7 +73,8 @@ std::size_t bytes_of(const std::vector<Chunk>& chunks) {
 #if defined(__has_attribute) && __has_attribute(target_clones)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-std::uint64_t sum_of_words(const std::uint64_t* words, std::size_t count) {
+std::uint64_t
+sum_of_words(const std::uint64_t* words, std::size_t count) {
   std::uint64_t sums[32] = {};
   for (std::size_t i = 0; i + 32 <= count; i += 32) {
     for (std::size_t j = 0; j < 32; ++j) sums[j] += words[i + j];
@@ -122,7 +123,8 @@ class RatioReporter : public benchmark::ConsoleReporter {
   void ReportRuns(const std::vector<Run>& runs) override {
     for (const Run& run : runs) {
       if (run.run_type == Run::RT_Iteration && !run.error_occurred) {
-        speeds_[run.run_name.function_name][static_cast<int>(run.threads)].push_back(run.counters.at("bytes_per_second"));
+        speeds_[run.run_name.function_name][static_cast<int>(run.threads)].push_back(
+            run.counters.at("bytes_per_second"));
       }
     }
     ConsoleReporter::ReportRuns(runs);
@@ -130,7 +132,8 @@ class RatioReporter : public benchmark::ConsoleReporter {
 
   void Finalize() override {
     fmt::print("\n{:<32}", "GB/s (speed over read_sum's or copy's)");
-    for (const int threads : kThreadCounts) fmt::print("{:>18}", fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"));
+    for (const int threads : kThreadCounts)
+      fmt::print("{:>18}", fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"));
     fmt::print("\n");
     for (const auto& [name, by_threads] : speeds_) {
       fmt::print("{:<38}", name);
@@ -172,7 +175,8 @@ void register_all(Arrays& arrays) {
   for (const DType dtype : kTypes) {
     const std::string type(name(dtype));
     add("statistics " + type, [&, dtype](benchmark::State& state) { statistics(state, arrays, dtype, none); });
-    add("statistics " + type + " divided", [&, dtype](benchmark::State& state) { statistics(state, arrays, dtype, divide); });
+    add("statistics " + type + " divided",
+        [&, dtype](benchmark::State& state) { statistics(state, arrays, dtype, divide); });
     add("scale " + type, [&, dtype](benchmark::State& state) { scale(state, arrays, dtype, clip); });
   }
 }

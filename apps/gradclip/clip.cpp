@@ -1,5 +1,5 @@
-#include <cmath>
 #include "gradclip/clip/clip.hpp"
+#include <cmath>
 
 #include "commands.hpp"
 #include "gradclip/base/error.hpp"
@@ -21,9 +21,9 @@ ExitCode run_clip(Session& session, const CommandLine& line) {
   if (session.speaks()) {
     std::optional<std::string> output;
     if (!result.refused) output = line.output.string();
-    session.publish(clip_report("clip", line.dump, dump.manifest(), step, line.clip, result, std::move(output),
-                                std::move(facts)),
-                    write_summary);
+    session.publish(
+        clip_report("clip", line.dump, dump.manifest(), step, line.clip, result, std::move(output), std::move(facts)),
+        write_summary);
   }
   return outcome(result, dump.manifest(), line);
 }

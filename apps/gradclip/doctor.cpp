@@ -37,10 +37,11 @@ FactSection processor(const Session& session) {
 
 FactSection memory(const Session& session) {
   const std::optional<std::uint64_t> limit = control_group_memory_limit();
-  return {"memory",
-          {{"physical", human_bytes(static_cast<double>(physical_memory()))},
-           {"control_group", limit ? human_bytes(static_cast<double>(*limit)) : "no limit"},
-           {"budget", fmt::format("{} a process by default", human_bytes(static_cast<double>(session.memory_budget())))}}};
+  return {
+      "memory",
+      {{"physical", human_bytes(static_cast<double>(physical_memory()))},
+       {"control_group", limit ? human_bytes(static_cast<double>(*limit)) : "no limit"},
+       {"budget", fmt::format("{} a process by default", human_bytes(static_cast<double>(session.memory_budget())))}}};
 }
 
 FactSection devices(Session& session) {
@@ -51,20 +52,20 @@ FactSection devices(Session& session) {
 
 FactSection communicator(Session& session) {
   const CommunicatorDescription description = session.comm().describe();
-  return {"communicator",
-          {{"chosen", description.name},
-           {"detail", description.detail},
-           {"why", session.launch_reason()},
-           {"processes",
-            fmt::format("{}, {} on this host", session.comm().size(), description.processes_on_this_host)}}};
+  return {
+      "communicator",
+      {{"chosen", description.name},
+       {"detail", description.detail},
+       {"why", session.launch_reason()},
+       {"processes", fmt::format("{}, {} on this host", session.comm().size(), description.processes_on_this_host)}}};
 }
 
 }  // namespace
 
 ExitCode run_doctor(Session& session, const CommandLine&) {
   session.check_report_path({}, {});
-  session.publish(FactSheet{
-      "doctor", {versions(), processor(session), memory(session), devices(session), communicator(session)}});
+  session.publish(
+      FactSheet{"doctor", {versions(), processor(session), memory(session), devices(session), communicator(session)}});
   return ExitCode::done;
 }
 

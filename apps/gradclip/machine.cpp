@@ -45,8 +45,8 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-/// The smallest limit in `file_name` of the group at `group` below `mount` and of its ancestors. In a container the group
-/// may be named as the host sees it: then only the mount itself exists.
+/// The smallest limit in `file_name` of the group at `group` below `mount` and of its ancestors. In a container the
+/// group may be named as the host sees it: then only the mount itself exists.
 std::optional<std::uint64_t> smallest_limit(const std::filesystem::path& mount, std::filesystem::path group,
                                             const char* file_name) {
   std::optional<std::uint64_t> smallest;
@@ -109,9 +109,13 @@ std::optional<std::uint64_t> control_group_memory_limit(const std::filesystem::p
   return smallest;
 }
 
-std::uint64_t peak_memory() { return leading_number(field("/proc/self/status", "VmHWM")).value_or(0) * 1024; }
+std::uint64_t peak_memory() {
+  return leading_number(field("/proc/self/status", "VmHWM")).value_or(0) * 1024;
+}
 
-std::string allowed_processors() { return field("/proc/self/status", "Cpus_allowed_list"); }
+std::string allowed_processors() {
+  return field("/proc/self/status", "Cpus_allowed_list");
+}
 
 std::string processor_model() {
   const std::string model = field("/proc/cpuinfo", "model name");
@@ -120,8 +124,8 @@ std::string processor_model() {
 
 std::string processor_features() {
   std::istringstream flags(field("/proc/cpuinfo", "flags"));
-  constexpr std::array<std::string_view, 8> kInteresting{"sse4_2",   "avx",      "avx2",     "f16c",
-                                                         "avx512f",  "avx512bw", "avx512dq", "avx512vl"};
+  constexpr std::array<std::string_view, 8> kInteresting{"sse4_2",  "avx",      "avx2",     "f16c",
+                                                         "avx512f", "avx512bw", "avx512dq", "avx512vl"};
   std::string text;
   for (std::string flag; flags >> flag;) {
     if (std::find(kInteresting.begin(), kInteresting.end(), flag) == kInteresting.end()) continue;
@@ -136,6 +140,8 @@ std::uint64_t host_of_process() {
   return mix(mix(0xCBF29CE484222325u, name.data()), first_line("/proc/sys/kernel/random/boot_id"));
 }
 
-std::uint64_t place_of_process() { return mix(host_of_process(), allowed_processors()); }
+std::uint64_t place_of_process() {
+  return mix(host_of_process(), allowed_processors());
+}
 
 }  // namespace gradclip

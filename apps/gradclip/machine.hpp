@@ -23,9 +23,9 @@ struct Launch {
   bool first_on_host = true;  ///< torchrun: LOCAL_RANK is 0 or missing
 };
 
-/// MPI: OMPI_COMM_WORLD_SIZE, PMI_RANK with PMI_SIZE, or PMIX_RANK is set (Slurm sets the latter two with its PMI plugins;
-/// SLURM_PROCID alone also stands in a batch script that runs one process, and says nothing). torchrun: RANK is set and
-/// none of those.
+/// MPI: OMPI_COMM_WORLD_SIZE, PMI_RANK with PMI_SIZE, or PMIX_RANK is set (Slurm sets the latter two with its PMI
+/// plugins; SLURM_PROCID alone also stands in a batch script that runs one process, and says nothing). torchrun: RANK
+/// is set and none of those.
 [[nodiscard]] Launch detect_launch(const Environment& environment);
 
 /// Bytes.

@@ -13,10 +13,14 @@ namespace {
 
 gradclip::ExitCode run(gradclip::Session& session, const gradclip::CommandLine& line) {
   switch (line.command) {
-    case gradclip::Command::clip: return run_clip(session, line);
-    case gradclip::Command::norms: return run_norms(session, line);
-    case gradclip::Command::inspect: return run_inspect(session, line);
-    case gradclip::Command::doctor: return run_doctor(session, line);
+    case gradclip::Command::clip:
+      return run_clip(session, line);
+    case gradclip::Command::norms:
+      return run_norms(session, line);
+    case gradclip::Command::inspect:
+      return run_inspect(session, line);
+    case gradclip::Command::doctor:
+      return run_doctor(session, line);
   }
   return gradclip::ExitCode::bug;
 }

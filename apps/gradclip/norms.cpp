@@ -13,11 +13,11 @@ ExitCode run_norms(Session& session, const CommandLine& line) {
 
   ReportRun facts = session.facts(line.common.numerics);
   if (session.speaks()) {
-    session.publish(clip_report("norms", line.dump, dump.manifest(), step, line.clip, result, std::nullopt,
-                                std::move(facts)),
-                    [&](const Report& report, const TextStyle& style, std::ostream& out) {
-                      write_norms(report, line.table, style, out);
-                    });
+    session.publish(
+        clip_report("norms", line.dump, dump.manifest(), step, line.clip, result, std::nullopt, std::move(facts)),
+        [&](const Report& report, const TextStyle& style, std::ostream& out) {
+          write_norms(report, line.table, style, out);
+        });
   }
   return outcome(result, dump.manifest(), line);
 }

@@ -187,8 +187,7 @@ std::vector<OptionEntry> make_table() {
        }},
       {"format", Kind::value, Section::common, kAll, "HOW", "of stdout: text (default) or json",
        [](Line& line, const Value& v) {
-         line.common.format =
-             choice<OutputFormat>(v, {{"text", OutputFormat::text}, {"json", OutputFormat::json}});
+         line.common.format = choice<OutputFormat>(v, {{"text", OutputFormat::text}, {"json", OutputFormat::json}});
        }},
       {"strict", Kind::flag, Section::common, kAll, "", "findings exit 1",
        [](Line& line, const Value& v) { line.common.strict = boolean(v); }},
@@ -211,9 +210,8 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.common.quiet = boolean(v); }},
       {"color", Kind::value, Section::common, kAll, "WHEN", "auto (default), always or never",
        [](Line& line, const Value& v) {
-         line.common.colour = choice<ColourChoice>(v, {{"auto", ColourChoice::automatic},
-                                                       {"always", ColourChoice::always},
-                                                       {"never", ColourChoice::never}});
+         line.common.colour = choice<ColourChoice>(
+             v, {{"auto", ColourChoice::automatic}, {"always", ColourChoice::always}, {"never", ColourChoice::never}});
        }},
   };
 }
@@ -251,9 +249,12 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"verify", "diff", "check", "accumulate", "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"verify", "diff",  "check", "accumulate",
+                                               "tokens", "merge", "synth", "report"};
 
-std::string version_text() { return "gradclip " GRADCLIP_VERSION "\n"; }
+std::string version_text() {
+  return "gradclip " GRADCLIP_VERSION "\n";
+}
 
 std::string general_help() {
   std::string text =
@@ -407,10 +408,9 @@ void add_environment(Values& values, const std::vector<OptionEntry>& table, unsi
 
 [[noreturn]] void refuse_config(const std::string& where, std::string found, std::string expected,
                                 std::string advice = {}) {
-  throw Error(ExitCode::usage, {.where = where,
-                                .found = std::move(found),
-                                .expected = std::move(expected),
-                                .advice = std::move(advice)});
+  throw Error(
+      ExitCode::usage,
+      {.where = where, .found = std::move(found), .expected = std::move(expected), .advice = std::move(advice)});
 }
 
 nlohmann::json read_config(const std::string& path) {
@@ -456,7 +456,8 @@ void add_config(Values& values, const std::vector<OptionEntry>& table, unsigned 
       refuse_config(origin(key), "no such option", "the long name of an option, without dashes before it",
                     "see gradclip COMMAND --help");
     }
-    if (value.is_null() || value.is_structured()) refuse_config(origin(key), value.type_name(), "text, a number, true or false");
+    if (value.is_null() || value.is_structured())
+      refuse_config(origin(key), value.type_name(), "text, a number, true or false");
   }
   add_values(values, table, commands, [&](const std::string& option) -> std::optional<Value> {
     const auto entry = config.find(option);
@@ -484,9 +485,8 @@ const CommandEntry& find_command(std::string_view name) {
     if (command.name == name) return command;
   }
   const bool later = std::find(std::begin(kLaterCommands), std::end(kLaterCommands), name) != std::end(kLaterCommands);
-  refuse_command_line(later ? fmt::format("the command {} is not in this version", name)
-                            : "no command " + gradclip::quoted(name),
-                      {});
+  refuse_command_line(
+      later ? fmt::format("the command {} is not in this version", name) : "no command " + gradclip::quoted(name), {});
 }
 
 /// Text and magnitude of a number without its sign.
@@ -547,7 +547,8 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
   if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
-  if (command.command == Command::clip && line.output.empty()) refuse_command_line("--output OUT is missing", command.name);
+  if (command.command == Command::clip && line.output.empty())
+    refuse_command_line("--output OUT is missing", command.name);
   return line;
 }
 
@@ -568,7 +569,9 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   return step;
 }
 
-std::string cli11_version() { return CLI11_VERSION; }
+std::string cli11_version() {
+  return CLI11_VERSION;
+}
 
 std::optional<double> parse_number(std::string_view text) noexcept {
   bool negative = false;

@@ -1,7 +1,7 @@
 #pragma once
 // The command line as plain, validated structs. Each option comes from the command line, else from the environment
-// (GRADCLIP_MAX_NORM for --max-norm), else from --config FILE.json (long option names as keys), else it is empty here and
-// the dump's manifest or a default decides.
+// (GRADCLIP_MAX_NORM for --max-norm), else from --config FILE.json (long option names as keys), else it is empty here
+// and the dump's manifest or a default decides.
 
 #include <cstdint>
 #include <filesystem>
@@ -57,8 +57,8 @@ struct CommandLine {
   std::filesystem::path output;  ///< clip
   CommonOptions common;
   ScaleOptions scale;
-  ClipOptions clip;              ///< numerics is common.numerics
-  TableOptions table;            ///< norms
+  ClipOptions clip;    ///< numerics is common.numerics
+  TableOptions table;  ///< norms
   bool overwrite = false;
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
   std::optional<std::string> answer;
@@ -83,8 +83,10 @@ struct CommandLine {
 /// numbers beyond float64's range such as 1e400 and 1e-400.
 [[nodiscard]] std::optional<double> parse_number(std::string_view text) noexcept;
 /// A decimal integer in [low, high].
-[[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text, std::int64_t low, std::int64_t high) noexcept;
-/// Bytes: "4096", "1.5G" (powers of 1000: K M G T), "512Mi" (powers of 1024: Ki Mi Gi Ti), an ending B allowed. At least 1.
+[[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text, std::int64_t low,
+                                                        std::int64_t high) noexcept;
+/// Bytes: "4096", "1.5G" (powers of 1000: K M G T), "512Mi" (powers of 1024: Ki Mi Gi Ti), an ending B allowed. At
+/// least 1.
 [[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text) noexcept;
 /// "1", "true", "yes", "on" and their opposites.
 [[nodiscard]] std::optional<bool> parse_boolean(std::string_view text) noexcept;

@@ -14,11 +14,11 @@ namespace gradclip {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, std::string_view doing, int error_number) {
-  throw Error(ExitCode::resources, {.where = "report " + gradclip::quoted(path.string()),
-                                    .found = "cannot " + std::string(doing) + ": " +
-                                             std::generic_category().message(error_number),
-                                    .expected = {},
-                                    .advice = {}});
+  throw Error(ExitCode::resources,
+              {.where = "report " + gradclip::quoted(path.string()),
+               .found = "cannot " + std::string(doing) + ": " + std::generic_category().message(error_number),
+               .expected = {},
+               .advice = {}});
 }
 
 /// Closes, and removes the file unless it was kept.

@@ -10,8 +10,8 @@
 
 namespace gradclip {
 
-/// Writes through to a descriptor, which it does not own. A failed write throws from the stream that uses it, if that has
-/// std::ios::badbit among its exceptions(): std::system_error with the error number.
+/// Writes through to a descriptor, which it does not own. A failed write throws from the stream that uses it, if that
+/// has std::ios::badbit among its exceptions(): std::system_error with the error number.
 class DescriptorBuffer : public std::streambuf {
  public:
   explicit DescriptorBuffer(int descriptor);
@@ -29,7 +29,8 @@ class DescriptorBuffer : public std::streambuf {
 };
 
 /// Has `write` fill the file: a temporary one beside it, then renamed. A symlink's target is replaced, not the link;
-/// devices and pipes are written straight. Errors: Error(resources) with `path` and the system's reason; no file is left.
+/// devices and pipes are written straight. Errors: Error(resources) with `path` and the system's reason; no file is
+/// left.
 void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write);
 
 }  // namespace gradclip

@@ -34,8 +34,12 @@ TextStyle style_of(const CommonOptions& options, const Launch& launch, const Env
   const bool terminal = launch.launcher == Launcher::none && isatty(STDOUT_FILENO) == 1;
   TextStyle style;
   switch (options.colour) {
-    case ColourChoice::always: style.colour = true; break;
-    case ColourChoice::never: style.colour = false; break;
+    case ColourChoice::always:
+      style.colour = true;
+      break;
+    case ColourChoice::never:
+      style.colour = false;
+      break;
     case ColourChoice::automatic: {
       const char* force = environment("CLICOLOR_FORCE");
       const char* kind = environment("TERM");
@@ -95,17 +99,21 @@ bool is_inside(const std::filesystem::path& path, const std::filesystem::path& d
 
 std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv) {
   switch (launch.launcher) {
-    case Launcher::none: return make_single_process_communicator();
-    case Launcher::mpi: return make_mpi_communicator(argc, argv);
-    case Launcher::torchrun: break;
+    case Launcher::none:
+      return make_single_process_communicator();
+    case Launcher::mpi:
+      return make_mpi_communicator(argc, argv);
+    case Launcher::torchrun:
+      break;
   }
   if (!launch.first_on_host) throw PeerFailed{ExitCode::usage};
-  throw Error(ExitCode::usage,
-              {.where = "launcher",
-               .found = "RANK is set and no MPI launcher's variables are: under torchrun every process would do the whole "
-                        "work by itself",
-               .expected = "one process, or mpirun -np N gradclip ...",
-               .advice = "start gradclip without torchrun, or unset RANK"});
+  throw Error(
+      ExitCode::usage,
+      {.where = "launcher",
+       .found = "RANK is set and no MPI launcher's variables are: under torchrun every process would do the whole "
+                "work by itself",
+       .expected = "one process, or mpirun -np N gradclip ...",
+       .advice = "start gradclip without torchrun, or unset RANK"});
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -301,10 +309,8 @@ void Session::write_stdout(const std::function<void(std::ostream&)>& write) cons
     out.flush();
   } catch (const std::system_error& error) {
     if (error.code().value() == EPIPE) throw StdoutClosed{};
-    throw Error(ExitCode::resources, {.where = "stdout",
-                                      .found = "cannot write: " + error.code().message(),
-                                      .expected = {},
-                                      .advice = {}});
+    throw Error(ExitCode::resources,
+                {.where = "stdout", .found = "cannot write: " + error.code().message(), .expected = {}, .advice = {}});
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The composition root: which communicator, which backend, how many threads, how much memory, and why; and the one voice
-// of the program: only process 0 writes, results to stdout, everything else to stderr.
+// The composition root: which communicator, which backend, how many threads, how much memory, and why; and the one
+// voice of the program: only process 0 writes, results to stdout, everything else to stderr.
 
 #include <atomic>
 #include <chrono>
@@ -24,8 +24,8 @@
 namespace gradclip {
 
 /// The communicator that the launcher's environment asks for. MPI is not started without a launcher.
-/// Errors: Error(usage) under torchrun without an MPI launcher, PeerFailed in the processes that leave it to another one of
-/// their host to say so; Error(resources) if MPI does not start.
+/// Errors: Error(usage) under torchrun without an MPI launcher, PeerFailed in the processes that leave it to another
+/// one of their host to say so; Error(resources) if MPI does not start.
 [[nodiscard]] std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv);
 
 /// Thrown where nobody reads stdout any more (`| head`): ends the run with ExitCode::resources and without a message.

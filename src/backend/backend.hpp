@@ -53,11 +53,11 @@ struct BackendDescription {
 
 /// What a device offers to the pipeline: six coarse functions, called per batch of chunks.
 ///
-/// Every result is a function of the chunk table alone: chunk and lane constants come from reduction.hpp, never from the
-/// device, so that two backends give the same bits. The functions may be called from several threads at once. Calls from
-/// one thread take effect in order and may be asynchronous until that thread moves something to host or pinned memory,
-/// which waits; the spans of a table may be reused when the call returns, the chunks' bytes and `out` only after that wait.
-/// Failures of the device and of memory are Error with ExitCode::resources.
+/// Every result is a function of the chunk table alone: chunk and lane constants come from reduction.hpp, never from
+/// the device, so that two backends give the same bits. The functions may be called from several threads at once. Calls
+/// from one thread take effect in order and may be asynchronous until that thread moves something to host or pinned
+/// memory, which waits; the spans of a table may be reused when the call returns, the chunks' bytes and `out` only
+/// after that wait. Failures of the device and of memory are Error with ExitCode::resources.
 class Backend {
  public:
   virtual ~Backend() = default;

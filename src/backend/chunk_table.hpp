@@ -14,10 +14,10 @@ namespace gradclip {
 
 /// Up to kChunkElements consecutive elements of one tensor, beginning at a multiple of kChunkElements of it.
 struct Chunk {
-  std::byte* data = nullptr;    ///< in the backend's working space, aligned to the element's size
-  std::uint32_t count = 0;      ///< elements, at most kChunkElements
+  std::byte* data = nullptr;  ///< in the backend's working space, aligned to the element's size
+  std::uint32_t count = 0;    ///< elements, at most kChunkElements
   DType dtype = DType::float32;
-  std::uint32_t factors = 0;    ///< index into ChunkTable::factors
+  std::uint32_t factors = 0;  ///< index into ChunkTable::factors
 };
 
 /// A batch of chunks of any tensors and types, worked on by one call.
@@ -48,15 +48,15 @@ struct StatisticsRequest {
 
 inline constexpr std::uint32_t kNoElement = std::numeric_limits<std::uint32_t>::max();
 
-/// Statistics of the values of one chunk after scaling. Non-finite values are counted and placed, and add nothing to the
-/// sums and extremes.
+/// Statistics of the values of one chunk after scaling. Non-finite values are counted and placed, and add nothing to
+/// the sums and extremes.
 struct ChunkStatistics {
-  double power_sum = 0.0;   ///< sum of (|x| * 2^-exponent)^p; 0 for p = infinity
-  double signed_sum = 0.0;  ///< sum of x * 2^-exponent
-  double max_abs = 0.0;     ///< largest finite magnitude
+  double power_sum = 0.0;                                    ///< sum of (|x| * 2^-exponent)^p; 0 for p = infinity
+  double signed_sum = 0.0;                                   ///< sum of x * 2^-exponent
+  double max_abs = 0.0;                                      ///< largest finite magnitude
   double min_abs = std::numeric_limits<double>::infinity();  ///< smallest non-zero finite magnitude, infinity if none
-  std::int32_t exponent = 0;  ///< exponent_of(max_abs) of element.hpp, so that terms are at most 1; but 0 for float32 and
-                              ///< narrower with p in {1, 2, 3, 4, inf}, and for TermArithmetic::reference
+  std::int32_t exponent = 0;  ///< exponent_of(max_abs) of element.hpp, so that terms are at most 1; but 0 for float32
+                              ///< and narrower with p in {1, 2, 3, 4, inf}, and for TermArithmetic::reference
   std::uint32_t zeros = 0;
   std::uint32_t subnormals = 0;  ///< of the gradient's own type, as stored; their values are not 0
   std::uint32_t nan = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Arithmetic of one element: the only place where gradients are widened, rounded, scaled and combined. Every backend calls
-// these functions, so rounding cannot drift between them. Compiled by g++ and by nvcc.
+// Arithmetic of one element: the only place where gradients are widened, rounded, scaled and combined. Every backend
+// calls these functions, so rounding cannot drift between them. Compiled by g++ and by nvcc.
 
 #include <cmath>
 #include <cstdint>
@@ -28,11 +28,12 @@ enum class ClipStep : std::uint8_t { none, in_gradient_precision, in_float64 };
 struct ScaleFactors {
   double numbers[2] = {1.0, 1.0};
   double coefficient = 1.0;
-  double normalizer = 1.0;   ///< what TermArithmetic::reference divides magnitudes by; read by nothing else
-  float scale_inv = 1.0F;    ///< float8 only: value = float32(stored × scale_inv), for statistics and combining
+  double normalizer = 1.0;  ///< what TermArithmetic::reference divides magnitudes by; read by nothing else
+  float scale_inv = 1.0F;   ///< float8 only: value = float32(stored × scale_inv), for statistics and combining
   ScaleStep steps[2] = {ScaleStep::none, ScaleStep::none};
   ClipStep clip = ClipStep::none;
   bool zero_nonfinite = false;  ///< NaN and infinities become +0
+  bool reference_in_float64 = false;  ///< TermArithmetic::reference without roundings: PyTorch's promotion of 0-dim tensors
 };
 
 /// The reduction of a Partial placement.
@@ -59,7 +60,8 @@ GRADCLIP_HOST_DEVICE To bits_as(From from) {
 ///   kNonfinite, kNan     smallest magnitude that is not finite, that is a NaN (float8_e4m3fn has no infinity)
 ///   kCanonicalNan        the NaN that operations and conversions produce, never negative
 ///   widen(Bits)          exact; a NaN becomes the canonical one of Compute for types narrower than float32
-///   round(Compute)       to nearest even, subnormals kept, overflow to infinity (float8_e4m3fn: NaN), as PyTorch converts
+///   round(Compute)       to nearest even, subnormals kept, overflow to infinity (float8_e4m3fn: NaN), as PyTorch
+///   converts
 template <DType D>
 struct Element;
 
@@ -91,8 +93,8 @@ struct Element<DType::float32> {
   static GRADCLIP_HOST_DEVICE Bits round(float x) { return x != x ? kCanonicalNan : bits_as<Bits>(x); }
 };
 
-/// The types narrower than float32: a sign, `exponent_bits`, `mantissa_bits`. Those with infinities have them, as IEEE 754
-/// does, where the exponent's bits are all ones; float8_e4m3fn has numbers there, and one NaN with all bits ones.
+/// The types narrower than float32: a sign, `exponent_bits`, `mantissa_bits`. Those with infinities have them, as IEEE
+/// 754 does, where the exponent's bits are all ones; float8_e4m3fn has numbers there, and one NaN with all bits ones.
 template <typename BitsType, int exponent_bits, int mantissa_bits, bool has_infinity, BitsType canonical_nan>
 struct NarrowElement {
   using Bits = BitsType;
@@ -127,7 +129,8 @@ struct NarrowElement {
       const std::uint32_t even = (wide >> kShift) & 1u;
       magnitude = (wide - kRebias + (1u << (kShift - 1)) - 1u + even) >> kShift;
     }
-    if (magnitude >= kNonfinite) return static_cast<Bits>(has_infinity ? sign | kNonfinite : std::uint32_t{kCanonicalNan});
+    if (magnitude >= kNonfinite)
+      return static_cast<Bits>(has_infinity ? sign | kNonfinite : std::uint32_t{kCanonicalNan});
     return static_cast<Bits>(sign | magnitude);
   }
 
@@ -246,8 +249,8 @@ GRADCLIP_HOST_DEVICE double power_of_two(int k) {
   return bits_as<double>(static_cast<std::uint64_t>(k + 1023) << 52);
 }
 
-/// ChunkStatistics::exponent of a chunk whose largest finite magnitude is `largest`: the k with largest × 2^-k in [0.5, 1),
-/// so that no p overflows; 0 for 0; at least -1021, so that 2^-k is a number.
+/// ChunkStatistics::exponent of a chunk whose largest finite magnitude is `largest`: the k with largest × 2^-k in [0.5,
+/// 1), so that no p overflows; 0 for 0; at least -1021, so that 2^-k is a number.
 GRADCLIP_HOST_DEVICE int exponent_of(double largest) {
   if (largest == 0.0) return 0;
   const int k = static_cast<int>(bits_as<std::uint64_t>(largest) >> 52) - 1022;
@@ -276,8 +279,8 @@ GRADCLIP_HOST_DEVICE double power_term(double x, double p) {
 }
 
 /// The reference's term (TermArithmetic::reference): round(round(|x| / normalizer)^p), both roundings to the gradient's
-/// type. p = 2 is a product; p = 3 two products, each rounded to the type, as PyTorch multiplies its scalars; other p go
-/// through powf (float64: pow). Everything is formed in Compute.
+/// type. p = 2 is a product; p = 3 two products, each rounded to the type, as PyTorch multiplies its scalars; other p
+/// go through powf (float64: pow). Everything is formed in Compute.
 template <DType D>
 GRADCLIP_HOST_DEVICE double reference_term(ComputeOf<D> x, double normalizer, double p) {
   using Compute = ComputeOf<D>;
@@ -293,17 +296,25 @@ GRADCLIP_HOST_DEVICE double reference_term(ComputeOf<D> x, double normalizer, do
 // Partial placements
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Takes one more addend into a reduction over ranks, in float64; a NaN of either side stays, as the canonical one. max and
-/// min keep `so_far` where both are equal (±0). sum and avg add; the division of avg is finish_combination's.
+/// Takes one more addend into a reduction over ranks, in float64; a NaN of either side stays, as the canonical one. max
+/// and min keep `so_far` where both are equal (±0). sum and avg add; the division of avg is finish_combination's.
 GRADCLIP_HOST_DEVICE double combine_values(PartialOperation operation, double so_far, double addend) {
   if (so_far != so_far || addend != addend) return bits_as<double>(Element<DType::float64>::kCanonicalNan);
   double result = so_far;
   switch (operation) {
     case PartialOperation::sum:
-    case PartialOperation::avg: result = so_far + addend; break;
-    case PartialOperation::max: result = so_far < addend ? addend : so_far; break;
-    case PartialOperation::min: result = addend < so_far ? addend : so_far; break;
-    case PartialOperation::product: result = so_far * addend; break;
+    case PartialOperation::avg:
+      result = so_far + addend;
+      break;
+    case PartialOperation::max:
+      result = so_far < addend ? addend : so_far;
+      break;
+    case PartialOperation::min:
+      result = addend < so_far ? addend : so_far;
+      break;
+    case PartialOperation::product:
+      result = so_far * addend;
+      break;
   }
   return bits_as<double>(Element<DType::float64>::round(result));
 }

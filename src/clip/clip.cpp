@@ -22,6 +22,7 @@ class ClipFactors {
 
   ScaleFactors operator()(std::size_t parameter, std::int32_t rank) const {
     ScaleFactors factors = scale_.factors.of[parameter];
+    factors.zero_nonfinite = scale_.factors.zero_nonfinite;
     const std::optional<double> coefficient = coefficient_of(rank);
     if (!coefficient || result_.skipped) return factors;
     const ParameterEntry& entry = manifest_.parameters[parameter];
@@ -170,19 +171,21 @@ ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, co
                                       .advice = "use --no-scale to clip them once more"});
   }
   const PipelineView pipeline = pipeline_view(manifest, step);
+  const EffectiveNumerics effective = effective_numerics(manifest, step, options.numerics);
+  ClipOptions taken = options;
+  taken.numerics = effective.numerics;
   ClipResult result;
   result.order = step.order;
-  result.scale = plan_scaling(manifest, step, options.numerics, options.no_scale);
-  if (options.nonfinite == NonfinitePolicy::zero) {
-    for (ScaleFactors& factors : result.scale.factors.of) factors.zero_nonfinite = true;
-  }
+  result.scale = plan_scaling(manifest, step, taken.numerics, taken.no_scale);
+  result.scale.factors.zero_nonfinite = options.nonfinite == NonfinitePolicy::zero;
   if (options.total_norm) {
     result.total = *options.total_norm;
   } else {
-    result.norm = measure_gradients(run, result.scale.factors, step.order, options.numerics, pipeline);
+    result.norm = measure_gradients(run, result.scale.factors, step.order, taken.numerics, pipeline);
+    result.norm->reference.note = effective.note;
     result.total = result.norm->total;
   }
-  clip_grad_norm_impl(run, step, options, output, result);
+  clip_grad_norm_impl(run, step, taken, output, result);
   return result;
 }
 

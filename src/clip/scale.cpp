@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace gradclip {
@@ -122,6 +123,21 @@ ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numer
     plan.factors.expert.push_back(expert);
   }
   return plan;
+}
+
+EffectiveNumerics effective_numerics(const Manifest& manifest, const TrainingStep& step, Numerics asked_for) {
+  const bool sharded = std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
+                                   [](const ParameterEntry& parameter) { return parameter.mesh.has_value(); });
+  const bool torch_applies = !sharded && !step.pp_enabled;
+  if (asked_for == Numerics::torch && !torch_applies) {
+    return {Numerics::automodel_cpu, sharded ? "torch's own clip_grad_norm_ is not taken where gradients are DTensors"
+                                             : "torch's own clip_grad_norm_ is not taken with pipeline parallelism"};
+  }
+  const bool automodel = asked_for == Numerics::automodel || asked_for == Numerics::automodel_cpu;
+  if (automodel && step.use_torch_clip_grad_norm && torch_applies) {
+    return {Numerics::torch, "the step was told to use torch's own clip_grad_norm_"};
+  }
+  return {asked_for, {}};
 }
 
 PipelineView pipeline_view(const Manifest& manifest, const TrainingStep& step) {

@@ -43,6 +43,17 @@ struct ScalePlan {
 [[nodiscard]] ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numerics numerics,
                                      bool no_scale);
 
+/// The numerics that a run really takes, and why if it is not the one asked for.
+struct EffectiveNumerics {
+  Numerics numerics = Numerics::exact;
+  std::string note;
+};
+
+/// torch's own clip_grad_norm_ is for plain tensors without pp: asked for elsewhere, automodel_cpu is taken. There, a step
+/// with use_torch_clip_grad_norm takes it under automodel and automodel_cpu too, as the reference does.
+[[nodiscard]] EffectiveNumerics effective_numerics(const Manifest& manifest, const TrainingStep& step,
+                                                   Numerics asked_for);
+
 /// Which ranks' totals are combined over pipeline stages.
 /// Errors: Error(bad_input) where pp is on without its axis in the device mesh.
 [[nodiscard]] PipelineView pipeline_view(const Manifest& manifest, const TrainingStep& step);

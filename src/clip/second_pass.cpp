@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace gradclip {
@@ -46,6 +48,8 @@ class ClippedWriter {
     }
     collect_finished();
 
+    measure_substitutes();
+
     SecondPass result;
     for (const RankRecord& record : gather_values(run_.comm, std::span<const RankRecord>(records_))) {
       result.files[manifest_.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
@@ -57,6 +61,7 @@ class ClippedWriter {
  private:
   void append(Batch& batch, std::int32_t rank) {
     TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, rank + 1, factors_of_);
+    none_.insert(none_.end(), list.none.begin(), list.none.end());
     batch.ranks.push_back(rank);
     batch.files.push_back(output_.begin(run_.dump.rank_file(rank)));
     for (std::size_t i = 0; i < list.tasks.size(); ++i) {
@@ -70,6 +75,34 @@ class ClippedWriter {
       batch.list.tasks.push_back(std::move(task));
       batch.writer_of_task.push_back(batch.files.back().get());
     }
+  }
+
+  /// Where the copy that should count is None, the next one counts, as in the first pass: it is scaled once more, and
+  /// measured as it was written.
+  void measure_substitutes() {
+    const std::vector<NoneShard> all = gather_values(run_.comm, std::span<const NoneShard>(none_));
+    std::set<std::pair<std::size_t, std::int32_t>> none;
+    for (const NoneShard& shard : all) none.emplace(shard.parameter, shard.rank);
+    for (const auto& [parameter, rank] : none) {
+      const ParameterEntry& entry = manifest_.parameters[parameter];
+      if (!counted_[parameter] || entry.has_partial() ||
+          !is_counted_copy(manifest_, entry, rank, expert_[parameter])) {
+        continue;
+      }
+      for (const std::int32_t copy : manifest_.role(entry, rank, expert_[parameter]).copies) {
+        if (none.count({parameter, copy}) != 0) continue;
+        if (run_.plan.process_of(copy) == run_.comm.process()) measure_substitute(parameter, copy);
+        break;
+      }
+    }
+  }
+
+  void measure_substitute(std::size_t parameter, std::int32_t rank) {
+    const TaskList list = list_tasks(run_.dump, {parameter, parameter + 1}, rank, rank + 1, factors_of_);
+    statistics_.push_back({rank, {}});
+    run_.stream.measure(list.tasks, list.factors, request_, [&](const MeasuredChunk& chunk) {
+      gradclip::append(statistics_.back().statistics, chunk.statistics, chunk.count, chunk.position, request_.order);
+    });
   }
 
   void stream(Batch& batch) {
@@ -113,6 +146,7 @@ class ClippedWriter {
   StatisticsRequest request_;
   std::vector<bool> counted_;
   std::vector<RankStatistics> statistics_;
+  std::vector<NoneShard> none_;
   std::vector<RankRecord> records_;
   std::future<std::vector<RankRecord>> pending_;
 };

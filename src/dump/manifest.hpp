@@ -36,6 +36,9 @@ struct ParameterEntry {
   std::uint64_t elements = 0;       ///< product of shape
   DType dtype = DType::float32;
   std::optional<std::size_t> mesh;  ///< index into Manifest::meshes; empty: a plain tensor
+  /// Which of several DeviceMesh objects with these ranks and names it was. The reference groups by the object, which
+  /// changes the roundings of its totals and nothing else.
+  std::int64_t mesh_object = 0;
   std::vector<Placement> placements;  ///< the parameter's, one per mesh dimension
   std::optional<std::vector<Placement>> gradient_placements;  ///< where the gradient's differ
   std::vector<std::int32_t> ranks;    ///< plain tensors: who holds one, ascending

@@ -241,6 +241,9 @@ class ManifestParser {
     parse_shape(field.at("shape"), entry);
     parse_type(field.at("dtype"), entry);
     if (const auto mesh = field.find("mesh")) pending.mesh = intern(mesh->name());
+    if (const auto object = field.find("mesh_object")) {
+      entry.mesh_object = object->integer(0, std::numeric_limits<std::int32_t>::max());
+    }
     if (const auto placements = field.find("placements")) entry.placements = parse_placements(*placements, entry);
     if (const auto placements = field.find("gradient_placements")) {
       entry.gradient_placements = parse_placements(*placements, entry);

@@ -16,15 +16,16 @@ namespace gradclip {
 /// Parameters of one mesh with equal placements: what the reference reduces together. Grouped by the parameter's own
 /// placements, as there, not by the gradient's.
 struct ShardingGroup {
-  std::optional<std::size_t> mesh;       ///< index into Manifest::meshes; empty: plain tensors
-  std::vector<Placement> placements;     ///< one per mesh dimension
-  std::vector<std::size_t> parameters;   ///< indices into Manifest::parameters, ascending
+  std::optional<std::size_t> mesh;      ///< index into Manifest::meshes; empty: plain tensors
+  std::vector<Placement> placements;    ///< one per mesh dimension
+  std::vector<std::size_t> parameters;  ///< indices into Manifest::parameters, ascending
 };
 
-/// Parameters of one pipeline stage: those whose holders have the same coordinate on the pipeline axis of the device mesh.
+/// Parameters of one pipeline stage: those whose holders have the same coordinate on the pipeline axis of the device
+/// mesh.
 struct PipelineStage {
-  std::optional<std::int64_t> stage;     ///< that coordinate; empty: held outside the device mesh
-  std::vector<std::int64_t> model_parts; ///< that occur in it, ascending
+  std::optional<std::int64_t> stage;      ///< that coordinate; empty: held outside the device mesh
+  std::vector<std::int64_t> model_parts;  ///< that occur in it, ascending
   std::vector<std::size_t> parameters;
 };
 
@@ -37,9 +38,9 @@ struct TypeGroup {
 /// In the order of their first parameters. O(parameters).
 [[nodiscard]] std::vector<ShardingGroup> sharding_groups(const Manifest& manifest);
 
-/// In ascending order, parameters without a stage last. Without a device mesh, or without that axis in it, the whole model
-/// is stage 0. A parameter whose holders span several stages (a plain tensor on all ranks) belongs to the first of them.
-/// O(parameters + ranks of all meshes and plain tensors).
+/// In ascending order, parameters without a stage last. Without a device mesh, or without that axis in it, the whole
+/// model is stage 0. A parameter whose holders span several stages (a plain tensor on all ranks) belongs to the first
+/// of them. O(parameters + ranks of all meshes and plain tensors).
 [[nodiscard]] std::vector<PipelineStage> pipeline_stages(const Manifest& manifest, std::string_view pp_axis_name);
 
 /// In the order of their first parameters.

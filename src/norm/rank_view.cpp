@@ -220,15 +220,6 @@ ReferenceView reference_view(Run& run, const ParameterFactors& factors, NormOrde
   const Manifest& manifest = run.dump.manifest();
   ReferenceView view;
   view.total_of_rank.assign(static_cast<std::size_t>(manifest.world_size), -1);
-  if (numerics == Numerics::torch) {
-    const bool sharded = std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
-                                     [](const ParameterEntry& parameter) { return parameter.mesh.has_value(); });
-    if (sharded || pipeline.enabled) {
-      view.note = sharded ? "torch's own clip_grad_norm_ is not taken where gradients are DTensors"
-                          : "torch's own clip_grad_norm_ is not taken with pipeline parallelism";
-      numerics = Numerics::automodel_cpu;
-    }
-  }
   view.arithmetic = name(numerics);
 
   std::map<std::uint64_t, std::size_t> known;

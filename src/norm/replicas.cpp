@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -21,11 +22,21 @@ struct Difference {
   bool nan = false;  ///< a NaN met a number
 };
 
-void compare(Difference& difference, DType dtype, const std::byte* a, const std::byte* b, std::uint64_t count,
-             std::uint64_t position) {
+/// Elements of one copy in host memory.
+struct Values {
+  const std::byte* bytes;
+  float scale_inv;
+
+  [[nodiscard]] double at(DType dtype, std::uint64_t i) const {
+    const double stored = widen_through(dtype, bytes + i * size_of(dtype));
+    return is_float8(dtype) ? static_cast<double>(static_cast<float>(stored) * scale_inv) : stored;
+  }
+};
+
+void compare(Difference& difference, DType dtype, Values a, Values b, std::uint64_t count, std::uint64_t position) {
   for (std::uint64_t i = 0; i < count; ++i) {
-    const double x = widen_through(dtype, a + i * size_of(dtype));
-    const double y = widen_through(dtype, b + i * size_of(dtype));
+    const double x = a.at(dtype, i);
+    const double y = b.at(dtype, i);
     if (x == y || (std::isnan(x) && std::isnan(y))) continue;
     difference.first = std::min(difference.first, position + i);
     if (std::isnan(x) || std::isnan(y)) {
@@ -72,18 +83,25 @@ class ReplicaComparison {
     return run_.plan.process_of(suspects_[segment.item].other_rank);
   }
 
-  std::vector<std::byte> read(const Segment& segment, bool other) {
+  /// A segment of one copy.
+  struct Copy {
+    std::vector<std::byte> bytes;
+    float scale_inv = 1.0F;
+  };
+
+  Copy read(const Segment& segment, bool other) {
     const Suspect& suspect = suspects_[segment.item];
     const auto file = run_.dump.rank_file(other ? suspect.other_rank : suspect.rank);
-    std::vector<std::byte> bytes(segment.elements * size_of(dtype(segment)));
-    file->read(file->locate(other ? suspect.other_parameter : suspect.parameter), segment.first_element,
-               segment.elements, bytes.data());
-    return bytes;
+    const StoredShard& shard = file->locate(other ? suspect.other_parameter : suspect.parameter);
+    Copy copy{std::vector<std::byte>(segment.elements * size_of(dtype(segment))), shard.scale_inv.value_or(1.0F)};
+    file->read(shard, segment.first_element, segment.elements, copy.bytes.data());
+    return copy;
   }
 
-  [[nodiscard]] std::uint64_t hash(const Segment& segment, const std::vector<std::byte>& bytes, std::uint64_t chunk) const {
+  [[nodiscard]] std::uint64_t hash(const Segment& segment, const Copy& copy, std::uint64_t chunk) const {
     const std::size_t size = size_of(dtype(segment));
-    return XXH3_64bits(bytes.data() + chunk * kChunkElements * size, chunk_elements(segment, chunk) * size);
+    return XXH3_64bits_withSeed(copy.bytes.data() + chunk * kChunkElements * size, chunk_elements(segment, chunk) * size,
+                                std::bit_cast<std::uint32_t>(copy.scale_inv));
   }
 
   /// The counted copy's process sends its chunk hashes, the other copy's process answers with the chunks that differ.
@@ -93,46 +111,53 @@ class ReplicaComparison {
     std::vector<std::vector<std::uint64_t>> hashes(processes);
     for (const Segment& segment : segments) {
       if (home(segment) != me) continue;
-      const std::vector<std::byte> bytes = read(segment, /*other=*/false);
+      const Copy copy = read(segment, /*other=*/false);
       auto& outgoing = hashes[static_cast<std::size_t>(away(segment))];
-      for (std::uint64_t c = 0; c < segment.chunks; ++c) outgoing.push_back(hash(segment, bytes, c));
+      for (std::uint64_t c = 0; c < segment.chunks; ++c) outgoing.push_back(hash(segment, copy, c));
     }
     const std::vector<std::vector<std::uint64_t>> theirs = exchange_values(run_.comm, hashes);
 
-    // For each segment a mask of the chunks that follow in `data`.
-    std::vector<std::vector<std::uint64_t>> masks(processes);
+    // For each segment a mask of the chunks that follow in `data`, and the copy's scale.
+    struct Answer {
+      std::uint64_t mask;
+      float scale_inv;
+      std::uint32_t reserved;
+    };
+    std::vector<std::vector<Answer>> answers(processes);
     std::vector<std::vector<std::byte>> data(processes);
     std::vector<std::size_t> taken(processes, 0);
     for (const Segment& segment : segments) {
       if (away(segment) != me) continue;
       const auto from = static_cast<std::size_t>(home(segment));
-      const std::vector<std::byte> bytes = read(segment, /*other=*/true);
+      const Copy copy = read(segment, /*other=*/true);
       std::uint64_t mask = 0;
       for (std::uint64_t c = 0; c < segment.chunks; ++c) {
-        if (theirs[from][taken[from]++] == hash(segment, bytes, c)) continue;
+        if (theirs[from][taken[from]++] == hash(segment, copy, c)) continue;
         mask |= std::uint64_t{1} << c;
         const std::size_t size = size_of(dtype(segment));
-        const auto* first = bytes.data() + c * kChunkElements * size;
+        const auto* first = copy.bytes.data() + c * kChunkElements * size;
         data[from].insert(data[from].end(), first, first + chunk_elements(segment, c) * size);
       }
-      masks[from].push_back(mask);
+      answers[from].push_back({mask, copy.scale_inv, 0});
     }
-    const std::vector<std::vector<std::uint64_t>> their_masks = exchange_values(run_.comm, masks);
+    const std::vector<std::vector<Answer>> their_answers = exchange_values(run_.comm, answers);
     const std::vector<std::vector<std::byte>> their_data = exchange_values(run_.comm, data);
 
-    std::vector<std::size_t> mask_at(processes, 0), data_at(processes, 0);
+    std::vector<std::size_t> answer_at(processes, 0), data_at(processes, 0);
     for (const Segment& segment : segments) {
       if (home(segment) != me) continue;
       const auto from = static_cast<std::size_t>(away(segment));
-      const std::uint64_t mask = their_masks[from][mask_at[from]++];
-      if (mask == 0) continue;
-      const std::vector<std::byte> bytes = read(segment, /*other=*/false);
+      const Answer answer = their_answers[from][answer_at[from]++];
+      if (answer.mask == 0) continue;
+      const Copy copy = read(segment, /*other=*/false);
       const std::size_t size = size_of(dtype(segment));
       for (std::uint64_t c = 0; c < segment.chunks; ++c) {
-        if ((mask >> c & 1) == 0) continue;
+        if ((answer.mask >> c & 1) == 0) continue;
         const std::uint64_t count = chunk_elements(segment, c);
-        compare(differences_[segment.item], dtype(segment), bytes.data() + c * kChunkElements * size,
-                their_data[from].data() + data_at[from], count, segment.first_element + c * kChunkElements);
+        compare(differences_[segment.item], dtype(segment),
+                {copy.bytes.data() + c * kChunkElements * size, copy.scale_inv},
+                {their_data[from].data() + data_at[from], answer.scale_inv}, count,
+                segment.first_element + c * kChunkElements);
         data_at[from] += count * size;
       }
     }
@@ -147,8 +172,8 @@ static_assert(kChunksPerSegment <= 64, "a segment's chunks fit a mask");
 
 }  // namespace
 
-std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& suspects) {
-  if (suspects.empty()) return {};
+std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& suspects,
+                                      const std::vector<AbsentCopy>& absent) {
   const Manifest& manifest = run.dump.manifest();
   struct Merged {
     std::set<std::int32_t> ranks;
@@ -156,9 +181,16 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
     std::int32_t first_rank = 0;
     Difference difference;
     std::uint32_t counted = 0;
+    std::size_t absent = 0;
   };
   std::map<std::pair<std::uint32_t, bool>, Merged> by_parameter;  // and whether it is between tied entries
-  std::vector<Verdict> verdicts = ReplicaComparison(run, suspects).verdicts();
+  for (const AbsentCopy& copy : absent) {
+    Merged& merged = by_parameter[{copy.parameter, false}];
+    merged.ranks.insert(copy.rank);
+    ++merged.absent;
+  }
+  std::vector<Verdict> verdicts;
+  if (!suspects.empty()) verdicts = ReplicaComparison(run, suspects).verdicts();
   std::sort(verdicts.begin(), verdicts.end(), [](const Verdict& a, const Verdict& b) { return a.suspect < b.suspect; });
   for (const Verdict& verdict : verdicts) {
     if (verdict.difference.first == kNowhere) continue;
@@ -180,14 +212,23 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
   for (const auto& [key, merged] : by_parameter) {
     const auto& [parameter, tied] = key;
     const ParameterEntry& entry = manifest.parameters[parameter];
-    const double value = merged.difference.nan ? std::numeric_limits<double>::quiet_NaN() : merged.difference.largest;
-    findings.push_back({.kind = tied ? "tied-differ" : "replicas-differ",
-                        .parameter = entry.name,
-                        .ranks = {merged.ranks.begin(), merged.ranks.end()},
-                        .index = index_at(manifest.parameters[merged.counted].shape, merged.first),
-                        .value = value,
-                        .message = fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}",
-                                               value, merged.first_rank)});
+    Finding finding{.kind = tied ? "tied-differ" : "replicas-differ",
+                    .parameter = entry.name,
+                    .ranks = {merged.ranks.begin(), merged.ranks.end()},
+                    .index = {},
+                    .value = {},
+                    .message = {}};
+    if (merged.first != kNowhere) {
+      finding.value = merged.difference.nan ? std::numeric_limits<double>::quiet_NaN() : merged.difference.largest;
+      finding.index = index_at(manifest.parameters[merged.counted].shape, merged.first);
+      finding.message = fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}",
+                                    *finding.value, merged.first_rank);
+    }
+    if (merged.absent != 0) {
+      finding.message += fmt::format("{}the gradient is None on {} of the ranks that should hold copies of it",
+                                     finding.message.empty() ? "" : "; ", merged.absent);
+    }
+    findings.push_back(std::move(finding));
   }
   return findings;
 }

@@ -3,9 +3,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <map>
+#include <tuple>
 
 namespace gradclip {
 namespace {
@@ -30,7 +32,8 @@ std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, con
     const std::size_t base = results.size();
     for (ShardTask& task : list.tasks) {
       task.fingerprint = !fingerprinted.empty() && fingerprinted[task.parameter] != 0;
-      results.push_back({static_cast<std::uint32_t>(task.parameter), task.rank, 0, 0, {}});
+      const std::uint64_t seed = std::bit_cast<std::uint32_t>(list.factors[task.factors].scale_inv);
+      results.push_back({static_cast<std::uint32_t>(task.parameter), task.rank, seed, 0, {}});
     }
     run.stream.measure(list.tasks, list.factors, request, [&](const MeasuredChunk& chunk) {
       ShardResult& result = results[base + chunk.task];
@@ -70,10 +73,11 @@ bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool 
 }
 
 void group_parameters(const Manifest& manifest, ShardSums& sums) {
-  std::map<std::pair<std::int64_t, std::string>, std::uint32_t> known;
+  std::map<std::tuple<std::int64_t, std::int64_t, std::string>, std::uint32_t> known;
   for (const ParameterEntry& parameter : manifest.parameters) {
-    const std::pair<std::int64_t, std::string> key{parameter.mesh ? static_cast<std::int64_t>(*parameter.mesh) : -1,
-                                                   parameter.mesh ? to_string(parameter.placements) : std::string()};
+    const bool sharded = parameter.mesh.has_value();
+    const std::tuple key{sharded ? static_cast<std::int64_t>(*parameter.mesh) : -1, parameter.mesh_object,
+                         sharded ? to_string(parameter.placements) : std::string()};
     const auto [place, is_new] = known.emplace(key, static_cast<std::uint32_t>(sums.groups.size()));
     if (is_new) sums.groups.push_back({parameter.mesh, parameter.placements});
     sums.group_of.push_back(place->second);
@@ -253,10 +257,12 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order)
     for (const ShardResult& result : results) {
       const ParameterEntry& entry = manifest.parameters[result.parameter];
       if (result.none == 0) {
-        add(by_rank[{result.rank, sums.group_of[result.parameter]}], result.statistics, order);
+        const TensorStatistics seen =
+            factors.zero_nonfinite ? with_nonfinite_zeroed(result.statistics) : result.statistics;
+        add(by_rank[{result.rank, sums.group_of[result.parameter]}], seen, order);
         RankTorchSum& torch = torch_by_rank[result.rank];
         torch.rank = result.rank;
-        add_torch(torch, result.statistics, entry.dtype, order);
+        add_torch(torch, seen, entry.dtype, order);
       } else {
         by_rank[{result.rank, sums.group_of[result.parameter]}];  // the rank takes part in the group all the same
       }
@@ -311,6 +317,8 @@ std::vector<RankGroupSum> sum_reference_terms(
   const FactorsOf factors_of = [&](std::size_t parameter, std::int32_t rank) {
     ScaleFactors one = factors.of[parameter];
     one.normalizer = normalizer_of(rank, sums.group_of[parameter]);
+    // PyTorch's promotion: a 0-dim gradient divided by the 0-dim float64 largest magnitude is float64.
+    one.reference_in_float64 = run.dump.manifest().parameters[parameter].shape.empty();
     return one;
   };
   std::map<std::pair<std::int32_t, std::uint32_t>, TensorStatistics> by_rank;

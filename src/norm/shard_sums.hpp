@@ -37,7 +37,7 @@ struct AbsentCopy {
   friend auto operator<=>(const AbsentCopy&, const AbsentCopy&) = default;
 };
 
-/// Parameters that the reference sums as one: of one mesh and with the same placements of the parameter, or plain.
+/// Parameters that the reference sums as one: of one mesh object and with the same placements of the parameter, or plain.
 struct ShardGroup {
   std::optional<std::size_t> mesh;  ///< empty: plain tensors
   std::vector<Placement> placements;

@@ -53,6 +53,14 @@ double TensorStatistics::norm(NormOrder order) const noexcept {
   return order.infinite() ? max_abs : root(powers, order);
 }
 
+TensorStatistics with_nonfinite_zeroed(TensorStatistics tensor) noexcept {
+  tensor.zeros += tensor.nonfinite();
+  tensor.nan = tensor.posinf = tensor.neginf = 0;
+  tensor.first_nonfinite = kNowhere;
+  tensor.first_nonfinite_rank = -1;
+  return tensor;
+}
+
 void append(TensorStatistics& tensor, const ChunkStatistics& chunk, std::uint32_t count, std::uint64_t position,
             NormOrder order) noexcept {
   TensorStatistics one;

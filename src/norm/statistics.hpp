@@ -50,6 +50,9 @@ struct TensorStatistics {
   [[nodiscard]] double norm(NormOrder order) const noexcept;
 };
 
+/// The same tensor with its NaNs and infinities replaced by 0. They added nothing to the sums.
+[[nodiscard]] TensorStatistics with_nonfinite_zeroed(TensorStatistics tensor) noexcept;
+
 /// Appends a chunk. @param position  of the chunk's first element in the tensor
 void append(TensorStatistics& tensor, const ChunkStatistics& chunk, std::uint32_t count, std::uint64_t position,
             NormOrder order) noexcept;

@@ -15,9 +15,10 @@
 namespace gradclip {
 namespace {
 
-void report_nonfinite(const Manifest& manifest, const NormResult& result, std::vector<Finding>& findings) {
-  for (std::size_t p = 0; p < result.parameters.size(); ++p) {
-    const TensorStatistics& statistics = result.parameters[p].statistics;
+void report_nonfinite(const Manifest& manifest, const std::vector<TensorStatistics>& parameters, bool zeroed,
+                      std::vector<Finding>& findings) {
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const TensorStatistics& statistics = parameters[p];
     if (statistics.nonfinite() == 0) continue;
     const ParameterEntry& entry = manifest.parameters[p];
     findings.push_back({.kind = "nonfinite",
@@ -25,24 +26,9 @@ void report_nonfinite(const Manifest& manifest, const NormResult& result, std::v
                         .ranks = {statistics.first_nonfinite_rank},
                         .index = index_at(entry.shape, statistics.first_nonfinite),
                         .value = static_cast<double>(statistics.nonfinite()),
-                        .message = fmt::format("{} NaN, {} +inf and {} -inf of {} elements", statistics.nan,
-                                               statistics.posinf, statistics.neginf, statistics.elements)});
-  }
-}
-
-void report_absent(const Manifest& manifest, const ShardSums& sums, std::vector<Finding>& findings) {
-  for (auto first = sums.absent.begin(); first != sums.absent.end();) {
-    const auto last = std::find_if(first, sums.absent.end(),
-                                   [&](const AbsentCopy& absent) { return absent.parameter != first->parameter; });
-    Finding finding{.kind = "replicas-differ",
-                    .parameter = manifest.parameters[first->parameter].name,
-                    .ranks = {},
-                    .index = {},
-                    .value = {},
-                    .message = "the gradient is None on these ranks, and not None on others that should hold copies of it"};
-    for (auto it = first; it != last; ++it) finding.ranks.push_back(it->rank);
-    findings.push_back(std::move(finding));
-    first = last;
+                        .message = fmt::format("{} NaN, {} +inf and {} -inf of {} elements{}", statistics.nan,
+                                               statistics.posinf, statistics.neginf, statistics.elements,
+                                               zeroed ? ", replaced by 0" : "")});
   }
 }
 
@@ -135,10 +121,19 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
                              const PipelineView& pipeline) {
   const Manifest& manifest = run.dump.manifest();
   ShardSums sums = sum_shards(run, factors, order);
-  combine_partials(run, [&](std::size_t p, std::int32_t) { return factors.of[p]; }, order, sums.parameters);
+  const FactorsOf factors_of = [&](std::size_t p, std::int32_t) {
+    ScaleFactors one = factors.of[p];
+    one.zero_nonfinite = factors.zero_nonfinite;  // an addend that is not a number must not spoil the others
+    return one;
+  };
+  combine_partials(run, factors_of, order, sums.parameters);
 
   NormResult result;
   result.order = order;
+  report_nonfinite(manifest, sums.parameters, factors.zero_nonfinite, result.findings);
+  if (factors.zero_nonfinite) {
+    for (TensorStatistics& parameter : sums.parameters) parameter = with_nonfinite_zeroed(parameter);
+  }
   share_out(manifest, sums, result);
   result.reference = reference_view(run, factors, order, numerics, sums, pipeline);
 
@@ -149,10 +144,8 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
     result.findings.push_back({.kind = "nothing-seen", .parameter = {}, .ranks = {}, .index = {}, .value = {},
                                .message = "the dump holds no gradient element, so the total is 0"});
   }
-  report_nonfinite(manifest, result, result.findings);
   report_disagreement(result.reference, result.findings);
-  report_absent(manifest, sums, result.findings);
-  for (Finding& finding : compare_replicas(run, suspects)) result.findings.push_back(std::move(finding));
+  for (Finding& finding : compare_replicas(run, suspects, sums.absent)) result.findings.push_back(std::move(finding));
   result.findings.insert(result.findings.end(), tied.begin(), tied.end());
   report_undeclared(manifest, factors, result.findings);
   return result;
@@ -160,7 +153,10 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
 
 double measured_total(Run& run, NormOrder order, std::span<const RankStatistics> mine, const FactorsOf& factors_of) {
   TensorStatistics total;
-  for (const RankStatistics& rank : gather_values(run.comm, mine)) add(total, rank.statistics, order);
+  std::vector<RankStatistics> all = gather_values(run.comm, mine);
+  std::stable_sort(all.begin(), all.end(),
+                   [](const RankStatistics& a, const RankStatistics& b) { return a.rank < b.rank; });
+  for (const RankStatistics& rank : all) add(total, rank.statistics, order);
   std::vector<TensorStatistics> partial(run.dump.manifest().parameters.size());
   combine_partials(run, factors_of, order, partial);
   const std::vector<bool> counted = counted_entries(run.dump.manifest());

@@ -33,8 +33,10 @@ enum class Numerics : std::uint8_t { exact, automodel, automodel_cpu, torch };
 
 /// What happens to each parameter's elements before they are measured: one entry per manifest parameter.
 struct ParameterFactors {
-  std::vector<ScaleFactors> of;  ///< scaling only; clip is ClipStep::none
+  std::vector<ScaleFactors> of;  ///< scaling only; clip is ClipStep::none and zero_nonfinite false
   std::vector<bool> expert;      ///< whether the parameter is an expert's
+  /// NaN and infinities are measured as 0 (but counted and placed in findings first).
+  bool zero_nonfinite = false;
 };
 
 /// One parameter of the report: statistics of its counted elements.

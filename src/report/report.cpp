@@ -14,11 +14,13 @@ std::uint64_t add_saturating(std::uint64_t a, std::uint64_t b) noexcept {
 }
 
 std::uint64_t multiply_saturating(std::uint64_t a, std::uint64_t b) noexcept {
-  return b != 0 && a > std::numeric_limits<std::uint64_t>::max() / b ? std::numeric_limits<std::uint64_t>::max() : a * b;
+  return b != 0 && a > std::numeric_limits<std::uint64_t>::max() / b ? std::numeric_limits<std::uint64_t>::max()
+                                                                     : a * b;
 }
 
 bool is_distinct(const ParameterEntry& parameter, bool expert) {
-  return !parameter.mesh && (parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert));
+  return !parameter.mesh &&
+         (parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert));
 }
 
 /// Local shards that hold each element: shards tile a tensor exactly once, copies and addends repeat it.
@@ -54,9 +56,12 @@ std::vector<std::int64_t> unravel(std::uint64_t position, const std::vector<std:
 
 std::string copies_text(Copies copies) {
   switch (copies) {
-    case Copies::replicated: return "replicated";
-    case Copies::distinct: return "distinct";
-    case Copies::undeclared: break;
+    case Copies::replicated:
+      return "replicated";
+    case Copies::distinct:
+      return "distinct";
+    case Copies::undeclared:
+      break;
   }
   return "undeclared";
 }
@@ -85,7 +90,8 @@ ReportParameter declared(const Manifest& manifest, const ParameterEntry& entry, 
   if (entry.gradient_placements && *entry.gradient_placements != entry.placements) {
     parameter.gradient_placements = texts(*entry.gradient_placements);
   }
-  parameter.elements = is_distinct(entry, expert) ? multiply_saturating(entry.elements, entry.ranks.size()) : entry.elements;
+  parameter.elements =
+      is_distinct(entry, expert) ? multiply_saturating(entry.elements, entry.ranks.size()) : entry.elements;
   parameter.bytes =
       multiply_saturating(multiply_saturating(entry.elements, times_stored(manifest, entry)), size_of(entry.dtype));
   return parameter;
@@ -99,8 +105,8 @@ void measured(ReportParameter& parameter, const ParameterNorm& norm) {
   parameter.share = norm.share;
   parameter.statistics = statistics_of(norm.statistics);
   if (norm.statistics.first_nonfinite != kNowhere) {
-    parameter.first_nonfinite = ReportPlace{unravel(norm.statistics.first_nonfinite, parameter.shape),
-                                            norm.statistics.first_nonfinite_rank};
+    parameter.first_nonfinite =
+        ReportPlace{unravel(norm.statistics.first_nonfinite, parameter.shape), norm.statistics.first_nonfinite_rank};
   }
 }
 
@@ -208,8 +214,7 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
                    std::optional<std::string> output, ReportRun run) {
   const bool clips = command == "clip";
   const NormResult* norm = result.norm ? &*result.norm : nullptr;
-  Report report =
-      base_report(std::move(command), dump, manifest, result.scale.factors.expert, step.pp_axis_name, norm);
+  Report report = base_report(std::move(command), dump, manifest, result.scale.factors.expert, step.pp_axis_name, norm);
   report.output = std::move(output);
   report.run = std::move(run);
   report.scale = ReportScale{result.scale.label_token_divisor, result.scale.expert_divisor, result.scale.explanation};
@@ -220,12 +225,9 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
     report.findings = norm->findings;
   }
   if (clips) {
-    report.clip = ReportClip{result.max_norm,
-                             result.coefficient,
-                             result.clipped,
-                             result.skipped,
-                             std::string(name(options.nonfinite)),
-                             result.total_after};
+    report.clip = ReportClip{
+        result.max_norm,   result.coefficient, result.clipped, result.skipped, std::string(name(options.nonfinite)),
+        result.total_after};
   }
   return report;
 }
@@ -237,7 +239,8 @@ Report inspect_report(const std::filesystem::path& dump, const Manifest& manifes
   for (const ParameterEntry& parameter : manifest.parameters) {
     expert.push_back(manifest.is_expert(parameter, ep_axis_name));
   }
-  Report report = base_report("inspect", dump, manifest, expert, manifest.training.pp_axis_name.value_or("pp"), nullptr);
+  Report report =
+      base_report("inspect", dump, manifest, expert, manifest.training.pp_axis_name.value_or("pp"), nullptr);
 
   ReportContents& contents = report.contents.emplace();
   contents.state = name(manifest.state);

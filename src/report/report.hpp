@@ -24,27 +24,28 @@ struct ReportDump {
   std::optional<std::int64_t> step;
   std::int32_t world_size = 0;
   std::uint64_t parameters = 0;
-  std::uint64_t elements = 0;  ///< of the global tensors, every parameter entry once; distinct plain tensors once a rank
-  std::uint64_t bytes = 0;     ///< of gradients in all rank files, copies and addends included, as the manifest says
+  std::uint64_t elements =
+      0;                    ///< of the global tensors, every parameter entry once; distinct plain tensors once a rank
+  std::uint64_t bytes = 0;  ///< of gradients in all rank files, copies and addends included, as the manifest says
 };
 
 /// How the command ran: the only part of a report that may differ between two runs over one dump.
 struct ReportRun {
   int processes = 1;
-  std::string device;        ///< "cpu", "cuda"
+  std::string device;  ///< "cpu", "cuda"
   std::string device_detail;
   std::string device_reason;
   std::string communicator;  ///< "single", "mpi", "nccl"
   std::string communicator_detail;
   std::string communicator_reason;
-  std::size_t threads = 1;   ///< of each process
-  std::string numerics;      ///< as --numerics takes it
+  std::size_t threads = 1;                ///< of each process
+  std::string numerics;                   ///< as --numerics takes it
   std::uint64_t memory_budget_bytes = 0;  ///< of each process
   std::uint64_t memory_peak_bytes = 0;    ///< of the process that needed most
   double seconds_read = 0.0;              ///< a thread's average, of the slowest process; so are the next two
   double seconds_compute = 0.0;
   double seconds_write = 0.0;
-  double seconds_total = 0.0;             ///< wall clock
+  double seconds_total = 0.0;  ///< wall clock
 };
 
 struct ReportScale {
@@ -145,8 +146,8 @@ struct ReportParameter {
   std::size_t group = 0;  ///< index into Report::groups, which has its mesh and placements
   std::optional<std::vector<std::string>> gradient_placements;  ///< where they differ from the parameter's
   bool expert = false;
-  bool counted = true;    ///< false: a later entry of a tied weight
-  std::uint32_t none = 0; ///< recorded ranks whose gradient was None
+  bool counted = true;     ///< false: a later entry of a tied weight
+  std::uint32_t none = 0;  ///< recorded ranks whose gradient was None
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
   std::optional<double> norm;  ///< empty where nothing was measured; then so are the next three
@@ -186,13 +187,13 @@ struct ReportContents {
 struct Report {
   std::string command;
   ReportDump dump;
-  std::optional<std::string> output;        ///< command clip: where the clipped dump is
-  std::optional<ReportRun> run;             ///< empty for inspect
-  std::optional<ReportContents> contents;   ///< inspect
+  std::optional<std::string> output;       ///< command clip: where the clipped dump is
+  std::optional<ReportRun> run;            ///< empty for inspect
+  std::optional<ReportContents> contents;  ///< inspect
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
-  std::optional<ReportReference> reference; ///< empty where --total-norm gave the total
+  std::optional<ReportReference> reference;  ///< empty where --total-norm gave the total
   std::vector<ReportGroup> groups;
   std::vector<ReportStage> stages;
   std::vector<ReportType> dtypes;

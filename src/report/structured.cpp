@@ -49,10 +49,8 @@ class JsonWriter {
   void value(const char* text) { value(std::string_view(text)); }
   void value(const std::string& text) { value(std::string_view(text)); }
   template <class Integer>
-    requires std::is_integral_v<Integer>
-  void value(Integer integer) {
-    put(fmt::to_string(integer));
-  }
+  requires std::is_integral_v<Integer>
+  void value(Integer integer) { put(fmt::to_string(integer)); }
   template <class Value>
   void value(const std::optional<Value>& optional) {
     if (optional) {
@@ -348,7 +346,9 @@ std::string csv_number(double number) {
   return text;
 }
 
-std::string csv_number(std::optional<double> number) { return number ? csv_number(*number) : std::string(); }
+std::string csv_number(std::optional<double> number) {
+  return number ? csv_number(*number) : std::string();
+}
 
 }  // namespace
 
@@ -452,8 +452,12 @@ void write_csv(const Report& report, std::ostream& out) {
 
 void write(const Report& report, ReportFormat format, std::ostream& out) {
   switch (format) {
-    case ReportFormat::json: write_json(report, out); return;
-    case ReportFormat::csv: write_csv(report, out); return;
+    case ReportFormat::json:
+      write_json(report, out);
+      return;
+    case ReportFormat::csv:
+      write_csv(report, out);
+      return;
   }
 }
 

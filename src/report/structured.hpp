@@ -1,7 +1,7 @@
 #pragma once
-// Reports for programs: JSON and CSV. Written as they are formed, so that a report of 100,000 parameters needs no second
-// copy of itself. Numbers are the shortest decimals that read back to the same bits; NaN and infinities are the strings
-// "nan", "inf", "-inf"; everything beyond ASCII is escaped in JSON, so that no name can write to a terminal.
+// Reports for programs: JSON and CSV. Written as they are formed, so that a report of 100,000 parameters needs no
+// second copy of itself. Numbers are the shortest decimals that read back to the same bits; NaN and infinities are the
+// strings "nan", "inf", "-inf"; everything beyond ASCII is escaped in JSON, so that no name can write to a terminal.
 
 #include <filesystem>
 #include <iosfwd>
@@ -20,8 +20,8 @@ enum class ReportFormat : std::uint8_t { json, csv };
 void write_json(const Report& report, std::ostream& out);
 void write_json(const FactSheet& sheet, std::ostream& out);
 
-/// The parameters, one a line under a line of column names (RFC 4180, lines end in \n). Text that a spreadsheet would take
-/// for a formula (it begins with = + - @, a tab or a carriage return) begins with an apostrophe.
+/// The parameters, one a line under a line of column names (RFC 4180, lines end in \n). Text that a spreadsheet would
+/// take for a formula (it begins with = + - @, a tab or a carriage return) begins with an apostrophe.
 void write_csv(const Report& report, std::ostream& out);
 
 void write(const Report& report, ReportFormat format, std::ostream& out);

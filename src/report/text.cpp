@@ -36,7 +36,8 @@ void line(std::ostream& out, const TextStyle& style, std::string_view label, std
     out << paint(style, ink, value);
   } else {
     const std::size_t taken = columns(value);
-    out << paint(style, ink, value) << std::string(taken < kValueWidth ? kValueWidth - taken : 0, ' ') << "  " << remark;
+    out << paint(style, ink, value) << std::string(taken < kValueWidth ? kValueWidth - taken : 0, ' ') << "  "
+        << remark;
   }
   out << '\n';
 }
@@ -55,7 +56,9 @@ std::string percent(double share) {
   return fmt::format("{:.2f} %", 100.0 * share);
 }
 
-std::string index_text(const std::vector<std::int64_t>& index) { return fmt::format("[{}]", fmt::join(index, ", ")); }
+std::string index_text(const std::vector<std::int64_t>& index) {
+  return fmt::format("[{}]", fmt::join(index, ", "));
+}
 
 std::string ranks_text(std::span<const std::int32_t> ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks));
@@ -96,14 +99,19 @@ void write_total(const Report& report, const TextStyle& style, std::ostream& out
        std::isfinite(norm.total) ? Ink::strong : Ink::alarm);
 }
 
+std::string distance_text(double distance) {
+  return distance == 0.0 ? "0" : fmt::format("{:.1e}", distance);
+}
+
 void write_recorded(const Report& report, const TextStyle& style, std::ostream& out) {
   if (!report.reference || !report.reference->recorded) return;
   const ReportReference& reference = *report.reference;
   std::string remark = "logged by the training step";
   if (reference.recorded_distance) {
-    remark += fmt::format("; relative distance {:.1e}", *reference.recorded_distance);
-    if (reference.recorded_distance_reference && *reference.recorded_distance_reference < *reference.recorded_distance) {
-      remark += fmt::format("; {:.1e} from what {} saw", *reference.recorded_distance_reference,
+    remark += "; relative distance " + distance_text(*reference.recorded_distance);
+    if (reference.recorded_distance_reference &&
+        *reference.recorded_distance_reference < *reference.recorded_distance) {
+      remark += fmt::format("; {} from what {} saw", distance_text(*reference.recorded_distance_reference),
                             ranks_text(reference.totals[*reference.recorded_nearest].ranks));
     }
   }
@@ -165,8 +173,10 @@ void write_nonfinite(const Report& report, const TextStyle& style, std::ostream&
   for (const ReportParameter& parameter : report.parameters) {
     parameters += parameter.statistics && parameter.statistics->nonfinite() != 0 ? 1 : 0;
   }
-  line(out, style, "non-finite", fmt::format("{} in {}, first in each:", nonfinite_counts(*statistics),
-                                             counted(parameters, "parameter", "parameters")),
+  const std::string counts = nonfinite_counts(*statistics);
+  line(out, style, "non-finite",
+       fmt::format("{} in {}, first in each:", counts.empty() ? "none that counts, but some" : counts,
+                   counted(parameters, "parameter", "parameters")),
        {}, Ink::alarm);
   std::size_t shown = 0;
   for (const ReportParameter& parameter : report.parameters) {
@@ -177,7 +187,8 @@ void write_nonfinite(const Report& report, const TextStyle& style, std::ostream&
     }
     std::string place;
     if (parameter.first_nonfinite) {
-      place = fmt::format("{} rank {}, ", index_text(parameter.first_nonfinite->index), parameter.first_nonfinite->rank);
+      place =
+          fmt::format("{} rank {}, ", index_text(parameter.first_nonfinite->index), parameter.first_nonfinite->rank);
     }
     line(out, style, "",
          fmt::format("{} {}({})", printable(parameter.name), place, nonfinite_counts(*parameter.statistics)));
@@ -255,7 +266,9 @@ void write_coefficient(const Report& report, const TextStyle& style, std::ostrea
     line(out, style, "coefficient", "several", limit + ": every rank by the total it saw", Ink::warning);
   } else {
     line(out, style, "coefficient", fmt::format("{}", *clip.coefficient),
-         limit + (clip.clipped ? ": clipped" : *clip.coefficient == 1.0 ? ": not exceeded" : ""),
+         limit + (clip.clipped               ? ": clipped"
+                  : *clip.coefficient == 1.0 ? ": not exceeded"
+                                             : ""),
          std::isfinite(*clip.coefficient) ? Ink::strong : Ink::alarm);
   }
   if (clip.total_after) {
@@ -280,8 +293,11 @@ std::vector<std::size_t> ordered_parameters(const Report& report, const TableOpt
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(rows), order.end(), before);
   };
   switch (options.order) {
-    case ParameterOrder::model: break;
-    case ParameterOrder::norm: descending([](const ReportParameter& p) { return p.norm.value_or(-1.0); }); break;
+    case ParameterOrder::model:
+      break;
+    case ParameterOrder::norm:
+      descending([](const ReportParameter& p) { return p.norm.value_or(-1.0); });
+      break;
     case ParameterOrder::max:
       descending([](const ReportParameter& p) { return p.statistics ? p.statistics->max_abs : -1.0; });
       break;
@@ -403,9 +419,9 @@ void write_meshes(const Report& report, const TextStyle& style, std::ostream& ou
 void write_groupings(const Report& report, const TextStyle& style, std::ostream& out) {
   std::vector<std::vector<std::string>> rows;
   for (const ReportGroup& group : report.groups) {
-    rows.push_back(with_sums({group.mesh ? printable(*group.mesh) : "(plain tensors)",
-                              fmt::format("{}", fmt::join(group.placements, ", "))},
-                             group));
+    rows.push_back(with_sums(
+        {group.mesh ? printable(*group.mesh) : "(plain tensors)", fmt::format("{}", fmt::join(group.placements, ", "))},
+        group));
   }
   out << '\n' << paint(style, Ink::strong, "sharding groups") << '\n';
   write_table(out, style, {"mesh", "placements", "parameters", "elements", "bytes"}, rows, 2);
@@ -577,7 +593,9 @@ std::string human_bytes(double bytes) {
 }
 
 std::string human_seconds(double seconds) {
-  if (seconds < 0.0995) return fmt::format("{:.3f} s", seconds);
+  if (seconds == 0.0) return "0 s";
+  if (seconds < 0.00995) return fmt::format("{:.2f} ms", seconds * 1000.0);
+  if (seconds < 0.0995) return fmt::format("{:.0f} ms", seconds * 1000.0);
   if (seconds < 9.95) return fmt::format("{:.2f} s", seconds);
   if (seconds < 119.5) return fmt::format("{:.1f} s", seconds);
   const auto whole = static_cast<std::uint64_t>(std::llround(seconds));

@@ -20,12 +20,14 @@ struct TextStyle {
 enum class ParameterOrder : std::uint8_t { model, norm, max, nan, name };
 
 struct TableOptions {
-  ParameterOrder order = ParameterOrder::model;  ///< numbers descending (NaN first), names ascending, ties in model order
-  std::size_t top = 0;                           ///< rows; 0: all
+  ParameterOrder order =
+      ParameterOrder::model;  ///< numbers descending (NaN first), names ascending, ties in model order
+  std::size_t top = 0;        ///< rows; 0: all
 };
 
-/// The summary of `clip`: the total, what the ranks saw and the step recorded, the coefficient, the total after, the scale,
-/// non-finite values, findings, where the output is, time, device and processes. About 20 lines where nothing is wrong.
+/// The summary of `clip`: the total, what the ranks saw and the step recorded, the coefficient, the total after, the
+/// scale, non-finite values, findings, where the output is, time, device and processes. About 20 lines where nothing is
+/// wrong.
 void write_summary(const Report& report, const TextStyle& style, std::ostream& out);
 
 /// The table of `norms`, its rows by parameter, with the totals and findings under it.
@@ -42,7 +44,7 @@ void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& o
 
 /// "1.23 GB": decimal units, three digits.
 [[nodiscard]] std::string human_bytes(double bytes);
-/// "0.13 s", "2 min 5 s"
+/// "0.05 ms", "0.13 s", "2 min 5 s"
 [[nodiscard]] std::string human_seconds(double seconds);
 /// "1,234,567"
 [[nodiscard]] std::string grouped(std::uint64_t number);

@@ -39,8 +39,8 @@ std::unique_ptr<Backend> make(const std::string& name) {
 
 enum class Kind { wide, spread, special, all_nonfinite, mostly_zero };
 
-/// Bits of one element. `wide` draws from all finite magnitudes alike; `spread` from so many exponents that most elements
-/// still touch the last bits of a sum in float64: every order of such a sum has other bits.
+/// Bits of one element. `wide` draws from all finite magnitudes alike; `spread` from so many exponents that most
+/// elements still touch the last bits of a sum in float64: every order of such a sum has other bits.
 std::uint64_t draw(DType dtype, Kind kind, std::mt19937_64& random) {
   const std::uint64_t sign = std::uint64_t{random() & 1} << (8 * size_of(dtype) - 1);
   const std::uint64_t nonfinite = reference::encode(dtype, std::numeric_limits<double>::infinity());
@@ -53,25 +53,38 @@ std::uint64_t draw(DType dtype, Kind kind, std::mt19937_64& random) {
   };
   const auto nonfinite_bits = [&]() -> std::uint64_t {
     switch (random() % 4) {
-      case 0: return reference::encode(dtype, std::numeric_limits<double>::infinity());
-      case 1: return reference::encode(dtype, -std::numeric_limits<double>::infinity());
-      case 2: return sign | (dtype == DType::float8_e4m3fn ? nonfinite : nonfinite | 1);  // not the canonical NaN
-      default: return sign | reference::encode(dtype, std::numeric_limits<double>::quiet_NaN());
+      case 0:
+        return reference::encode(dtype, std::numeric_limits<double>::infinity());
+      case 1:
+        return reference::encode(dtype, -std::numeric_limits<double>::infinity());
+      case 2:
+        return sign | (dtype == DType::float8_e4m3fn ? nonfinite : nonfinite | 1);  // not the canonical NaN
+      default:
+        return sign | reference::encode(dtype, std::numeric_limits<double>::quiet_NaN());
     }
   };
   const auto subnormal = [&] { return sign | (random() % 3 + 1); };
   switch (kind) {
-    case Kind::wide: return wide();
-    case Kind::spread: return spread();
-    case Kind::all_nonfinite: return nonfinite_bits();
-    case Kind::mostly_zero: return random() % 8 != 0 ? sign : spread();
+    case Kind::wide:
+      return wide();
+    case Kind::spread:
+      return spread();
+    case Kind::all_nonfinite:
+      return nonfinite_bits();
+    case Kind::mostly_zero:
+      return random() % 8 != 0 ? sign : spread();
     case Kind::special:
       switch (random() % 16) {
-        case 0: return random() % 64 == 0 ? nonfinite_bits() : spread();
-        case 1: return subnormal();
-        case 2: return sign;
-        case 3: return wide();
-        default: return spread();
+        case 0:
+          return random() % 64 == 0 ? nonfinite_bits() : spread();
+        case 1:
+          return subnormal();
+        case 2:
+          return sign;
+        case 3:
+          return wide();
+        default:
+          return spread();
       }
   }
   return 0;
@@ -299,8 +312,8 @@ TEST_P(BackendAgreement, Combine) {
       }
       tables.push_back({ranks[rank].chunks, {&named.factors, 1}});
     }
-    for (const auto operation : {PartialOperation::sum, PartialOperation::avg, PartialOperation::max, PartialOperation::min,
-                                 PartialOperation::product}) {
+    for (const auto operation : {PartialOperation::sum, PartialOperation::avg, PartialOperation::max,
+                                 PartialOperation::min, PartialOperation::product}) {
       std::vector<double> expected(elements);
       std::vector<double> actual(elements);
       reference::ReferenceBackend by_hand;
@@ -337,8 +350,8 @@ TEST_P(BackendAgreement, TheOrderMatters) {
   const ChunkStatistics lanes = statistics(*backend_, {tensors.chunks[0]}, {}, {.order = {3.0}})[0];
   double straight = 0.0;
   for (std::size_t i = 0; i < tensors.chunks[0].count; ++i) {
-    const double x = std::ldexp(std::fabs(reference::decode(dtype_, reference::load(dtype_, tensors.chunks[0].data, i))),
-                                -lanes.exponent);
+    const double x = std::ldexp(
+        std::fabs(reference::decode(dtype_, reference::load(dtype_, tensors.chunks[0].data, i))), -lanes.exponent);
     straight += x * x * x;
   }
   EXPECT_NEAR(straight / lanes.power_sum, 1.0, 1e-9);

@@ -183,7 +183,8 @@ class Dump:
         if checksums:
             manifest["files"] = {file.name: describe_file(file) for file in sorted(path.glob("rank_*.h5"))}
         if edit:
-            manifest = edit(manifest) or manifest
+            edited = edit(manifest)
+            manifest = manifest if edited is None else edited
         if checksums and isinstance(manifest, dict):
             manifest["checksum"] = manifest_checksum(manifest)
         text = manifest if isinstance(manifest, (str, bytes)) else json.dumps(manifest, indent=1, ensure_ascii=False)

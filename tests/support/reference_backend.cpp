@@ -23,18 +23,28 @@ struct Format {
 
 Format format_of(DType dtype) {
   switch (dtype) {
-    case DType::float64: return {11, 52, 0x7FF0000000000000, 0x7FF8000000000000, true};
-    case DType::float32: return {8, 23, 0x7F800000, 0x7FC00000, true};
-    case DType::float16: return {5, 10, 0x7C00, 0x7E00, true};
-    case DType::bfloat16: return {8, 7, 0x7F80, 0x7FC0, true};
-    case DType::float8_e4m3fn: return {4, 3, 0x7F, 0x7F, false};
-    case DType::float8_e5m2: return {5, 2, 0x7C, 0x7F, true};
+    case DType::float64:
+      return {11, 52, 0x7FF0000000000000, 0x7FF8000000000000, true};
+    case DType::float32:
+      return {8, 23, 0x7F800000, 0x7FC00000, true};
+    case DType::float16:
+      return {5, 10, 0x7C00, 0x7E00, true};
+    case DType::bfloat16:
+      return {8, 7, 0x7F80, 0x7FC0, true};
+    case DType::float8_e4m3fn:
+      return {4, 3, 0x7F, 0x7F, false};
+    case DType::float8_e5m2:
+      return {5, 2, 0x7C, 0x7F, true};
   }
   return {};
 }
 
-bool is_narrow(DType dtype) { return dtype != DType::float64 && dtype != DType::float32; }
-bool is_float8_type(DType dtype) { return size_of(dtype) == 1; }
+bool is_narrow(DType dtype) {
+  return dtype != DType::float64 && dtype != DType::float32;
+}
+bool is_float8_type(DType dtype) {
+  return size_of(dtype) == 1;
+}
 
 /// The number that a magnitude's fields say, also where the type has infinities or NaN instead.
 double number_of_fields(const Format& format, std::uint64_t magnitude) {
@@ -63,7 +73,9 @@ const std::vector<double>& numbers_of(DType dtype) {
   return all[static_cast<std::size_t>(dtype)];
 }
 
-std::uint64_t sign_bit(DType dtype) { return std::uint64_t{1} << (8 * size_of(dtype) - 1); }
+std::uint64_t sign_bit(DType dtype) {
+  return std::uint64_t{1} << (8 * size_of(dtype) - 1);
+}
 
 /// a op b in the precision of the type's arithmetic, as a number of the type.
 template <typename Operation>
@@ -79,7 +91,9 @@ double value_of(DType dtype, std::uint64_t bits, float scale_inv) {
   return is_float8_type(dtype) ? static_cast<double>(static_cast<float>(x) * scale_inv) : x;
 }
 
-double rounded(DType dtype, double x) { return decode(dtype, encode(dtype, x)); }
+double rounded(DType dtype, double x) {
+  return decode(dtype, encode(dtype, x));
+}
 
 double exact_term(double scaled, double p) {
   const double a = std::fabs(scaled);
@@ -93,8 +107,8 @@ double exact_term(double scaled, double p) {
 
 double reference_term_of(DType dtype, double x, double normalizer, double p) {
   const auto product = [&](double a, double b) {
-    return rounded(dtype, dtype == DType::float64 ? a * b
-                                                  : static_cast<double>(static_cast<float>(a) * static_cast<float>(b)));
+    return rounded(
+        dtype, dtype == DType::float64 ? a * b : static_cast<double>(static_cast<float>(a) * static_cast<float>(b)));
   };
   const double a = std::fabs(x);
   const double q = rounded(dtype, dtype == DType::float64
@@ -149,8 +163,8 @@ ChunkStatistics statistics_of(const Chunk& chunk, const ScaleFactors& factors, c
   for (std::size_t i = 0; i < chunk.count; ++i) {
     if (!std::isfinite(values[i])) continue;
     const double scaled = std::ldexp(values[i], -result.exponent);
-    const double term = reference_terms ? reference_term_of(chunk.dtype, values[i], factors.normalizer, p)
-                                        : exact_term(scaled, p);
+    const double term =
+        reference_terms ? reference_term_of(chunk.dtype, values[i], factors.normalizer, p) : exact_term(scaled, p);
     double& power_lane = power[i / 4096][i % 64];
     double& sum_lane = sum[i / 4096][i % 64];
     power_lane = power_lane + term;
@@ -213,8 +227,10 @@ bool is_subnormal(DType dtype, std::uint64_t bits) {
 std::uint64_t scale(DType dtype, std::uint64_t bits, const ScaleFactors& factors) {
   for (int i = 0; i < 2; ++i) {
     const double number = factors.numbers[i];
-    if (factors.steps[i] == ScaleStep::divide) bits = operate(dtype, bits, number, [](auto a, auto b) { return a / b; });
-    if (factors.steps[i] == ScaleStep::multiply) bits = operate(dtype, bits, number, [](auto a, auto b) { return a * b; });
+    if (factors.steps[i] == ScaleStep::divide)
+      bits = operate(dtype, bits, number, [](auto a, auto b) { return a / b; });
+    if (factors.steps[i] == ScaleStep::multiply)
+      bits = operate(dtype, bits, number, [](auto a, auto b) { return a * b; });
   }
   if (factors.zero_nonfinite && !std::isfinite(decode(dtype, bits))) bits = 0;
   if (factors.clip == ClipStep::in_gradient_precision) {
@@ -237,13 +253,17 @@ void store(DType dtype, std::byte* data, std::size_t i, std::uint64_t bits) {
   std::memcpy(data + i * size_of(dtype), &bits, size_of(dtype));
 }
 
-BackendDescription ReferenceBackend::describe() const { return {"reference", "by hand", MemorySpace::host}; }
+BackendDescription ReferenceBackend::describe() const {
+  return {"reference", "by hand", MemorySpace::host};
+}
 
 Buffer ReferenceBackend::allocate(std::size_t bytes, MemorySpace space) {
   return Buffer({new std::byte[bytes], bytes, space}, [](Bytes owned) { delete[] owned.data; });
 }
 
-void ReferenceBackend::move(Bytes from, Bytes to) { std::copy_n(from.data, from.size, to.data); }
+void ReferenceBackend::move(Bytes from, Bytes to) {
+  std::copy_n(from.data, from.size, to.data);
+}
 
 void ReferenceBackend::statistics(const ChunkTable& table, const StatisticsRequest& request, Bytes out) {
   for (std::size_t i = 0; i < table.chunks.size(); ++i) {

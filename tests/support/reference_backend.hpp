@@ -1,6 +1,6 @@
 #pragma once
-// What every backend must give, written for reading and not for speed, and without a line of base/element.hpp: numbers are
-// decoded from their fields, rounded by search among all numbers of the type, summed lane by lane.
+// What every backend must give, written for reading and not for speed, and without a line of base/element.hpp: numbers
+// are decoded from their fields, rounded by search among all numbers of the type, summed lane by lane.
 
 #include <cstdint>
 #include <span>
@@ -12,7 +12,8 @@ namespace gradclip::reference {
 /// The number that the bits of a type stand for; every NaN is the same.
 [[nodiscard]] double decode(DType dtype, std::uint64_t bits);
 
-/// The bits of the number of the type that is nearest to x, the even one of two; `x` is a float for all types but float64.
+/// The bits of the number of the type that is nearest to x, the even one of two; `x` is a float for all types but
+/// float64.
 [[nodiscard]] std::uint64_t encode(DType dtype, double x);
 
 /// Whether the bits are a subnormal number of the type.

@@ -54,7 +54,8 @@ void CpuBackend::move(Bytes from, Bytes to) {
 }
 
 void CpuBackend::statistics(const ChunkTable& table, const StatisticsRequest& request, Bytes out) {
-  GRADCLIP_CHECK(out.size == table.chunks.size() * sizeof(ChunkStatistics), fmt::format("{} bytes for results", out.size));
+  GRADCLIP_CHECK(out.size == table.chunks.size() * sizeof(ChunkStatistics),
+                 fmt::format("{} bytes for results", out.size));
   for (std::size_t i = 0; i < table.chunks.size(); ++i) {
     const Chunk& chunk = table.chunks[i];
     const ChunkStatistics result = chunk_statistics(kernels_, chunk, checked_factors(table, chunk), request);
@@ -74,7 +75,8 @@ void CpuBackend::combine(std::span<const ChunkTable> addends, PartialOperation o
   for (std::size_t i = 0; i < addends[0].chunks.size(); ++i) {
     const std::size_t count = addends[0].chunks[i].count;
     for (std::size_t rank = 0; rank < addends.size(); ++rank) {
-      GRADCLIP_CHECK(i < addends[rank].chunks.size() && addends[rank].chunks[i].count == count, "addends of unequal shape");
+      GRADCLIP_CHECK(i < addends[rank].chunks.size() && addends[rank].chunks[i].count == count,
+                     "addends of unequal shape");
       const Chunk& chunk = addends[rank].chunks[i];
       const ScaleFactors& factors = checked_factors(addends[rank], chunk);
       widen_chunk(kernels_, chunk, factors, rank == 0 ? combined.data() : addend.data());

@@ -8,8 +8,8 @@
 
 namespace gradclip {
 
-/// Works in the calling thread, at once; several threads calling it work in parallel. Host and pinned memory are the same
-/// to it, and it has no device memory.
+/// Works in the calling thread, at once; several threads calling it work in parallel. Host and pinned memory are the
+/// same to it, and it has no device memory.
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const cpu::Kernels& kernels) : kernels_(kernels) {}

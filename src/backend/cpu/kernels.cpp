@@ -1,4 +1,5 @@
-// What surrounds the inner loops: the sub-blocks of a chunk, the elements that the loops leave out, the choice of a variant.
+// What surrounds the inner loops: the sub-blocks of a chunk, the elements that the loops leave out, the choice of a
+// variant.
 
 #include "gradclip/backend/cpu/kernels.hpp"
 
@@ -35,7 +36,8 @@ void use_reciprocal(DType dtype, ScaleStep& step, double& number) {
   const double reciprocal = 1.0 / number;
   int exponent = 0;
   const bool power_of_two_number = std::abs(std::frexp(number, &exponent)) == 0.5;
-  const bool normal = dtype == DType::float64 ? std::isnormal(reciprocal) : std::isnormal(static_cast<float>(reciprocal));
+  const bool normal =
+      dtype == DType::float64 ? std::isnormal(reciprocal) : std::isnormal(static_cast<float>(reciprocal));
   if (!power_of_two_number || !normal) return;
   step = ScaleStep::multiply;
   number = reciprocal;
@@ -62,7 +64,8 @@ void scale_by_table(const void* from, void* to, std::size_t count, const ScaleFa
     table[bits] = scale_element<D>(static_cast<std::uint8_t>(bits), factors);
   }
   const auto* source = static_cast<const std::uint8_t*>(from);
-  std::transform(source, source + count, static_cast<std::uint8_t*>(to), [&](std::uint8_t bits) { return table[bits]; });
+  std::transform(source, source + count, static_cast<std::uint8_t*>(to),
+                 [&](std::uint8_t bits) { return table[bits]; });
 }
 
 /// @pre changes_bits(factors).
@@ -73,7 +76,8 @@ void scale_run(const Kernels& kernels, const void* from, void* to, std::size_t c
     if (count >= kTableElements) return scale_by_table<D>(from, to, count, factors);
     return scale_by_element<D>(from, to, count, factors);
   } else {
-    if (D != DType::float64 && factors.clip == ClipStep::in_float64) return scale_by_element<D>(from, to, count, factors);
+    if (D != DType::float64 && factors.clip == ClipStep::in_float64)
+      return scale_by_element<D>(from, to, count, factors);
     kernels.scale[static_cast<std::size_t>(D)](from, to, count, factors);
   }
 }
@@ -148,8 +152,8 @@ struct Term {
 
 /// One sub-block element by element: the definition of what the inner loops do faster, for any element and any term.
 template <DType D>
-void gather_by_element(const std::byte* data, std::size_t count, std::size_t sub_block, float scale_inv, const Term& term,
-                       Gathered& gathered) {
+void gather_by_element(const std::byte* data, std::size_t count, std::size_t sub_block, float scale_inv,
+                       const Term& term, Gathered& gathered) {
   std::array<double, kLanes> power{};
   std::array<double, kLanes> sum{};
   ChunkStatistics& counts = gathered.counts;
@@ -185,8 +189,8 @@ Gathered gather_by_element(ScaledSubBlocks<D>& elements, float scale_inv, const 
   return gathered;
 }
 
-/// The inner loops' view of a sub-block: for float8 its values in float32; NaN and infinities, once found, replaced by 0,
-/// which adds nothing to a sum.
+/// The inner loops' view of a sub-block: for float8 its values in float32; NaN and infinities, once found, replaced by
+/// 0, which adds nothing to a sum.
 template <DType D>
 class VectorRows {
  public:
@@ -254,7 +258,8 @@ Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements,
   for (std::size_t s = 0; s < kSubBlocks && elements.count(s) > 0; ++s) {
     const std::size_t count = elements.count(s);
     const std::size_t rows = (count + kLanes - 1) / kLanes;
-    auto not_zeros = static_cast<std::uint32_t>(rows * kLanes - count);  // the padding, and what stands for NaN and infinities
+    auto not_zeros =
+        static_cast<std::uint32_t>(rows * kLanes - count);  // the padding, and what stands for NaN and infinities
     const std::byte* data = elements.rows(s);
     const void* values = vectors.of(data, rows * kLanes);
     SubBlock block = kernels.accumulate[kType][power](values, rows, term.scaling);
@@ -279,9 +284,9 @@ Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements,
   return gathered;
 }
 
-/// float64 reads a chunk once where it can: sums of x and of x × 2^-k have the same bits up to the exponent, unless a term
-/// of either is too large or too small for float64. So the sums are taken without k, and again only if the magnitudes,
-/// known by then, leave the range in which terms and sums of both are normal: 2^±(480 / p).
+/// float64 reads a chunk once where it can: sums of x and of x × 2^-k have the same bits up to the exponent, unless a
+/// term of either is too large or too small for float64. So the sums are taken without k, and again only if the
+/// magnitudes, known by then, leave the range in which terms and sums of both are normal: 2^±(480 / p).
 ChunkStatistics gather_float64(const Kernels& kernels, ScaledSubBlocks<DType::float64>& elements, Term term) {
   Gathered gathered = gather_by_vectors<DType::float64>(kernels, elements, 1.0F, term);
   const double largest = gathered.counts.max_abs;
@@ -312,7 +317,8 @@ ChunkStatistics statistics_of(const Kernels& kernels, const Chunk& chunk, const 
     return gather_by_vectors<D>(kernels, elements, factors.scale_inv, term).result(0);
   }
   const Term extremes_only{TermArithmetic::exact, kInfinity, 1.0, 1.0};
-  const int exponent = exponent_of(gather_by_vectors<D>(kernels, elements, factors.scale_inv, extremes_only).counts.max_abs);
+  const int exponent =
+      exponent_of(gather_by_vectors<D>(kernels, elements, factors.scale_inv, extremes_only).counts.max_abs);
   term.scaling = power_of_two(-exponent);
   return gather_by_element<D>(elements, factors.scale_inv, term).result(exponent);
 }
@@ -325,14 +331,21 @@ ChunkStatistics statistics_of(const Kernels& kernels, const Chunk& chunk, const 
 template <typename Function>
 auto with_type(DType dtype, const Function& function) {
   switch (dtype) {
-    case DType::float64: return function.template operator()<DType::float64>();
-    case DType::float32: return function.template operator()<DType::float32>();
-    case DType::float16: return function.template operator()<DType::float16>();
-    case DType::bfloat16: return function.template operator()<DType::bfloat16>();
-    case DType::float8_e4m3fn: return function.template operator()<DType::float8_e4m3fn>();
-    case DType::float8_e5m2: return function.template operator()<DType::float8_e5m2>();
+    case DType::float64:
+      return function.template operator()<DType::float64>();
+    case DType::float32:
+      return function.template operator()<DType::float32>();
+    case DType::float16:
+      return function.template operator()<DType::float16>();
+    case DType::bfloat16:
+      return function.template operator()<DType::bfloat16>();
+    case DType::float8_e4m3fn:
+      return function.template operator()<DType::float8_e4m3fn>();
+    case DType::float8_e5m2:
+      return function.template operator()<DType::float8_e5m2>();
   }
-  throw Error(ExitCode::bug, {.where = "chunk table", .found = "an element type that does not exist", .expected = {}, .advice = {}});
+  throw Error(ExitCode::bug,
+              {.where = "chunk table", .found = "an element type that does not exist", .expected = {}, .advice = {}});
 }
 
 }  // namespace

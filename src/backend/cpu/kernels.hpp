@@ -1,6 +1,6 @@
 #pragma once
-// Statistics, scaling and combining of chunks on a CPU, and the variants of their inner loops: one for each instruction set,
-// the same bits from each.
+// Statistics, scaling and combining of chunks on a CPU, and the variants of their inner loops: one for each instruction
+// set, the same bits from each.
 
 #include <array>
 #include <cstddef>
@@ -35,7 +35,8 @@ struct SmallElements {
   double min_abs = 0.0;  ///< smallest non-zero magnitude, infinity if there is none
 };
 
-/// Lane sums of x × scaling, folded, and the extremes of x. `scaling` is for float64; the others' x are taken as they are.
+/// Lane sums of x × scaling, folded, and the extremes of x. `scaling` is for float64; the others' x are taken as they
+/// are.
 using Accumulate = SubBlock (*)(const void* data, std::size_t rows, double scaling);
 
 /// @pre no NaN or infinity among the data.
@@ -45,8 +46,9 @@ using CountSmall = SmallElements (*)(const void* data, std::size_t rows);
 /// @pre changes_bits(factors), and ClipStep::in_float64 only for float64.
 using Scale = void (*)(const void* from, void* to, std::size_t count, const ScaleFactors& factors);
 
-/// One set of inner loops, by type (DType's first four) and power. Data are aligned to the element; where they come in rows
-/// these are whole, of kLanes elements, at most kSubBlockElements together: the caller pads a short last row with zeros.
+/// One set of inner loops, by type (DType's first four) and power. Data are aligned to the element; where they come in
+/// rows these are whole, of kLanes elements, at least one, at most kSubBlockElements elements together: the caller pads
+/// a short last row with zeros.
 struct Kernels {
   std::string_view name;  ///< as GRADCLIP_CPU_KERNELS takes it
   std::array<std::array<Accumulate, kVectorPowers>, kVectorTypes> accumulate;
@@ -65,7 +67,8 @@ extern const Kernels kAvx512Kernels;    ///< AVX-512 F, BW, DQ, VL
 /// @throws Error usage for a name that is unknown or that this processor cannot run.
 [[nodiscard]] const Kernels& choose_kernels(std::string_view name);
 
-/// Statistics of one chunk, a pure function of its elements, factors and request: see chunk_table.hpp and reduction.hpp.
+/// Statistics of one chunk, a pure function of its elements, factors and request: see chunk_table.hpp and
+/// reduction.hpp.
 [[nodiscard]] ChunkStatistics chunk_statistics(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors,
                                                const StatisticsRequest& request);
 

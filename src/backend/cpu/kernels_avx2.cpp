@@ -23,26 +23,62 @@ constexpr std::size_t kColumns = 16;
 template <typename T>
 constexpr std::size_t kVectorLanes = 32 / sizeof(T);
 
-GRADCLIP_INLINE Floats load(const float* at) { return _mm256_loadu_ps(at); }
-GRADCLIP_INLINE Doubles load(const double* at) { return _mm256_loadu_pd(at); }
-GRADCLIP_INLINE Doubles widen(const float* at) { return _mm256_cvtps_pd(_mm_loadu_ps(at)); }
-GRADCLIP_INLINE void store(double* at, Doubles x) { _mm256_storeu_pd(at, x); }
-GRADCLIP_INLINE Floats broadcast(float x) { return _mm256_set1_ps(x); }
-GRADCLIP_INLINE Doubles broadcast(double x) { return _mm256_set1_pd(x); }
+GRADCLIP_INLINE Floats load(const float* at) {
+  return _mm256_loadu_ps(at);
+}
+GRADCLIP_INLINE Doubles load(const double* at) {
+  return _mm256_loadu_pd(at);
+}
+GRADCLIP_INLINE Doubles widen(const float* at) {
+  return _mm256_cvtps_pd(_mm_loadu_ps(at));
+}
+GRADCLIP_INLINE void store(double* at, Doubles x) {
+  _mm256_storeu_pd(at, x);
+}
+GRADCLIP_INLINE Floats broadcast(float x) {
+  return _mm256_set1_ps(x);
+}
+GRADCLIP_INLINE Doubles broadcast(double x) {
+  return _mm256_set1_pd(x);
+}
 
-GRADCLIP_INLINE Doubles add(Doubles a, Doubles b) { return _mm256_add_pd(a, b); }
-GRADCLIP_INLINE Doubles add_exact_product(Doubles a, Doubles x, Doubles y) { return _mm256_fmadd_pd(x, y, a); }
-GRADCLIP_INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
-GRADCLIP_INLINE Doubles mul(Doubles a, Doubles b) { return _mm256_mul_pd(a, b); }
-GRADCLIP_INLINE Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
-GRADCLIP_INLINE Doubles div(Doubles a, Doubles b) { return _mm256_div_pd(a, b); }
-GRADCLIP_INLINE Floats abs(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x); }
-GRADCLIP_INLINE Doubles abs(Doubles x) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), x); }
+GRADCLIP_INLINE Doubles add(Doubles a, Doubles b) {
+  return _mm256_add_pd(a, b);
+}
+GRADCLIP_INLINE Doubles add_exact_product(Doubles a, Doubles x, Doubles y) {
+  return _mm256_fmadd_pd(x, y, a);
+}
+GRADCLIP_INLINE Floats mul(Floats a, Floats b) {
+  return _mm256_mul_ps(a, b);
+}
+GRADCLIP_INLINE Doubles mul(Doubles a, Doubles b) {
+  return _mm256_mul_pd(a, b);
+}
+GRADCLIP_INLINE Floats div(Floats a, Floats b) {
+  return _mm256_div_ps(a, b);
+}
+GRADCLIP_INLINE Doubles div(Doubles a, Doubles b) {
+  return _mm256_div_pd(a, b);
+}
+GRADCLIP_INLINE Floats abs(Floats x) {
+  return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x);
+}
+GRADCLIP_INLINE Doubles abs(Doubles x) {
+  return _mm256_andnot_pd(_mm256_set1_pd(-0.0), x);
+}
 
-GRADCLIP_INLINE Floats max_abs(Floats a, Floats b) { return _mm256_max_ps(a, abs(b)); }
-GRADCLIP_INLINE Floats min_abs(Floats a, Floats b) { return _mm256_min_ps(a, abs(b)); }
-GRADCLIP_INLINE Doubles max_abs(Doubles a, Doubles b) { return _mm256_max_pd(a, abs(b)); }
-GRADCLIP_INLINE Doubles min_abs(Doubles a, Doubles b) { return _mm256_min_pd(a, abs(b)); }
+GRADCLIP_INLINE Floats max_abs(Floats a, Floats b) {
+  return _mm256_max_ps(a, abs(b));
+}
+GRADCLIP_INLINE Floats min_abs(Floats a, Floats b) {
+  return _mm256_min_ps(a, abs(b));
+}
+GRADCLIP_INLINE Doubles max_abs(Doubles a, Doubles b) {
+  return _mm256_max_pd(a, abs(b));
+}
+GRADCLIP_INLINE Doubles min_abs(Doubles a, Doubles b) {
+  return _mm256_min_pd(a, abs(b));
+}
 
 GRADCLIP_INLINE float reduce_max(Floats x) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -74,10 +110,18 @@ GRADCLIP_INLINE std::uint32_t count_true(Floats mask) {
 GRADCLIP_INLINE std::uint32_t count_true(Doubles mask) {
   return static_cast<std::uint32_t>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_pd(mask))));
 }
-GRADCLIP_INLINE std::uint32_t count_equal(Floats a, Floats b) { return count_true(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
-GRADCLIP_INLINE std::uint32_t count_equal(Doubles a, Doubles b) { return count_true(_mm256_cmp_pd(a, b, _CMP_EQ_OQ)); }
-GRADCLIP_INLINE std::uint32_t count_less(Floats a, Floats b) { return count_true(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
-GRADCLIP_INLINE std::uint32_t count_less(Doubles a, Doubles b) { return count_true(_mm256_cmp_pd(a, b, _CMP_LT_OQ)); }
+GRADCLIP_INLINE std::uint32_t count_equal(Floats a, Floats b) {
+  return count_true(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+GRADCLIP_INLINE std::uint32_t count_equal(Doubles a, Doubles b) {
+  return count_true(_mm256_cmp_pd(a, b, _CMP_EQ_OQ));
+}
+GRADCLIP_INLINE std::uint32_t count_less(Floats a, Floats b) {
+  return count_true(_mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+GRADCLIP_INLINE std::uint32_t count_less(Doubles a, Doubles b) {
+  return count_true(_mm256_cmp_pd(a, b, _CMP_LT_OQ));
+}
 GRADCLIP_INLINE Floats infinity_for_zero(Floats x) {
   const Floats zero = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ);
   return _mm256_blendv_ps(x, broadcast(std::numeric_limits<float>::infinity()), zero);
@@ -107,10 +151,18 @@ GRADCLIP_INLINE Doubles zero_for_nonfinite(Doubles x) {
 GRADCLIP_INLINE __m128i load_words(const std::uint16_t* at) {
   return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(at)));
 }
-GRADCLIP_INLINE Words no_words() { return _mm256_setzero_si256(); }
-GRADCLIP_INLINE Words all_words() { return _mm256_set1_epi16(0x7FFF); }
-GRADCLIP_INLINE Words max(Words a, Words b) { return _mm256_max_epu16(a, b); }
-GRADCLIP_INLINE Words min(Words a, Words b) { return _mm256_min_epu16(a, b); }
+GRADCLIP_INLINE Words no_words() {
+  return _mm256_setzero_si256();
+}
+GRADCLIP_INLINE Words all_words() {
+  return _mm256_set1_epi16(0x7FFF);
+}
+GRADCLIP_INLINE Words max(Words a, Words b) {
+  return _mm256_max_epu16(a, b);
+}
+GRADCLIP_INLINE Words min(Words a, Words b) {
+  return _mm256_min_epu16(a, b);
+}
 GRADCLIP_INLINE Words word_magnitudes(const std::uint16_t* at) {
   const Words words = _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(at)));
   return _mm256_and_si256(words, _mm256_set1_epi16(0x7FFF));
@@ -149,7 +201,8 @@ GRADCLIP_INLINE Vector round_to(Vector x) {
   if constexpr (D == DType::float16) {
     return _mm256_cvtph_ps(_mm256_cvtps_ph(canonical(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else if constexpr (D == DType::bfloat16) {
-    const __m256i bits = _mm256_castps_si256(canonical(x));  // the addition below would carry a NaN's payload into the sign
+    const __m256i bits =
+        _mm256_castps_si256(canonical(x));  // the addition below would carry a NaN's payload into the sign
     const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), even);
     return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));

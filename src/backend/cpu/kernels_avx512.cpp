@@ -23,31 +23,75 @@ constexpr std::size_t kColumns = kLanes;
 template <typename T>
 constexpr std::size_t kVectorLanes = 64 / sizeof(T);
 
-GRADCLIP_INLINE Floats load(const float* at) { return _mm512_loadu_ps(at); }
-GRADCLIP_INLINE Doubles load(const double* at) { return _mm512_loadu_pd(at); }
-GRADCLIP_INLINE Doubles widen(const float* at) { return _mm512_cvtps_pd(_mm256_loadu_ps(at)); }
-GRADCLIP_INLINE void store(double* at, Doubles x) { _mm512_storeu_pd(at, x); }
-GRADCLIP_INLINE Floats broadcast(float x) { return _mm512_set1_ps(x); }
-GRADCLIP_INLINE Doubles broadcast(double x) { return _mm512_set1_pd(x); }
+GRADCLIP_INLINE Floats load(const float* at) {
+  return _mm512_loadu_ps(at);
+}
+GRADCLIP_INLINE Doubles load(const double* at) {
+  return _mm512_loadu_pd(at);
+}
+GRADCLIP_INLINE Doubles widen(const float* at) {
+  return _mm512_cvtps_pd(_mm256_loadu_ps(at));
+}
+GRADCLIP_INLINE void store(double* at, Doubles x) {
+  _mm512_storeu_pd(at, x);
+}
+GRADCLIP_INLINE Floats broadcast(float x) {
+  return _mm512_set1_ps(x);
+}
+GRADCLIP_INLINE Doubles broadcast(double x) {
+  return _mm512_set1_pd(x);
+}
 
-GRADCLIP_INLINE Doubles add(Doubles a, Doubles b) { return _mm512_add_pd(a, b); }
-GRADCLIP_INLINE Doubles add_exact_product(Doubles a, Doubles x, Doubles y) { return _mm512_fmadd_pd(x, y, a); }
-GRADCLIP_INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-GRADCLIP_INLINE Doubles mul(Doubles a, Doubles b) { return _mm512_mul_pd(a, b); }
-GRADCLIP_INLINE Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-GRADCLIP_INLINE Doubles div(Doubles a, Doubles b) { return _mm512_div_pd(a, b); }
-GRADCLIP_INLINE Floats abs(Floats x) { return _mm512_abs_ps(x); }
-GRADCLIP_INLINE Doubles abs(Doubles x) { return _mm512_abs_pd(x); }
+GRADCLIP_INLINE Doubles add(Doubles a, Doubles b) {
+  return _mm512_add_pd(a, b);
+}
+GRADCLIP_INLINE Doubles add_exact_product(Doubles a, Doubles x, Doubles y) {
+  return _mm512_fmadd_pd(x, y, a);
+}
+GRADCLIP_INLINE Floats mul(Floats a, Floats b) {
+  return _mm512_mul_ps(a, b);
+}
+GRADCLIP_INLINE Doubles mul(Doubles a, Doubles b) {
+  return _mm512_mul_pd(a, b);
+}
+GRADCLIP_INLINE Floats div(Floats a, Floats b) {
+  return _mm512_div_ps(a, b);
+}
+GRADCLIP_INLINE Doubles div(Doubles a, Doubles b) {
+  return _mm512_div_pd(a, b);
+}
+GRADCLIP_INLINE Floats abs(Floats x) {
+  return _mm512_abs_ps(x);
+}
+GRADCLIP_INLINE Doubles abs(Doubles x) {
+  return _mm512_abs_pd(x);
+}
 
 // vrange with these immediates: the larger, the smaller of two magnitudes, without its sign.
-GRADCLIP_INLINE Floats max_abs(Floats a, Floats b) { return _mm512_range_ps(a, b, 0b1011); }
-GRADCLIP_INLINE Floats min_abs(Floats a, Floats b) { return _mm512_range_ps(a, b, 0b1010); }
-GRADCLIP_INLINE Doubles max_abs(Doubles a, Doubles b) { return _mm512_range_pd(a, b, 0b1011); }
-GRADCLIP_INLINE Doubles min_abs(Doubles a, Doubles b) { return _mm512_range_pd(a, b, 0b1010); }
-GRADCLIP_INLINE float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
-GRADCLIP_INLINE float reduce_min(Floats x) { return _mm512_reduce_min_ps(x); }
-GRADCLIP_INLINE double reduce_max(Doubles x) { return _mm512_reduce_max_pd(x); }
-GRADCLIP_INLINE double reduce_min(Doubles x) { return _mm512_reduce_min_pd(x); }
+GRADCLIP_INLINE Floats max_abs(Floats a, Floats b) {
+  return _mm512_range_ps(a, b, 0b1011);
+}
+GRADCLIP_INLINE Floats min_abs(Floats a, Floats b) {
+  return _mm512_range_ps(a, b, 0b1010);
+}
+GRADCLIP_INLINE Doubles max_abs(Doubles a, Doubles b) {
+  return _mm512_range_pd(a, b, 0b1011);
+}
+GRADCLIP_INLINE Doubles min_abs(Doubles a, Doubles b) {
+  return _mm512_range_pd(a, b, 0b1010);
+}
+GRADCLIP_INLINE float reduce_max(Floats x) {
+  return _mm512_reduce_max_ps(x);
+}
+GRADCLIP_INLINE float reduce_min(Floats x) {
+  return _mm512_reduce_min_ps(x);
+}
+GRADCLIP_INLINE double reduce_max(Doubles x) {
+  return _mm512_reduce_max_pd(x);
+}
+GRADCLIP_INLINE double reduce_min(Doubles x) {
+  return _mm512_reduce_min_pd(x);
+}
 
 GRADCLIP_INLINE double fold_vector(Doubles x) {
   const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
@@ -93,10 +137,18 @@ GRADCLIP_INLINE Doubles zero_for_nonfinite(Doubles x) {
   return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(abs(x), infinity, _CMP_LT_OQ), x);
 }
 
-GRADCLIP_INLINE Words no_words() { return _mm512_setzero_si512(); }
-GRADCLIP_INLINE Words all_words() { return _mm512_set1_epi16(0x7FFF); }
-GRADCLIP_INLINE Words max(Words a, Words b) { return _mm512_max_epu16(a, b); }
-GRADCLIP_INLINE Words min(Words a, Words b) { return _mm512_min_epu16(a, b); }
+GRADCLIP_INLINE Words no_words() {
+  return _mm512_setzero_si512();
+}
+GRADCLIP_INLINE Words all_words() {
+  return _mm512_set1_epi16(0x7FFF);
+}
+GRADCLIP_INLINE Words max(Words a, Words b) {
+  return _mm512_max_epu16(a, b);
+}
+GRADCLIP_INLINE Words min(Words a, Words b) {
+  return _mm512_min_epu16(a, b);
+}
 GRADCLIP_INLINE Words word_magnitudes(const std::uint16_t* at) {
   return _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi16(0x7FFF));
 }
@@ -126,11 +178,34 @@ GRADCLIP_INLINE auto load_element(const BitsOf<D>* at) {
   }
 }
 
+/// For each word of a vector of float32 numbers, the word of a vector of bfloat16 numbers that belongs there: word j /
+/// 2 of one half or the other.
+struct WordIndices {
+  alignas(64) std::uint16_t of[kWordLanes];
+};
+constexpr WordIndices word_indices(std::size_t first) {
+  WordIndices indices{};
+  for (std::size_t j = 0; j < kWordLanes; ++j) indices.of[j] = static_cast<std::uint16_t>(first + j / 2);
+  return indices;
+}
+constexpr WordIndices kLowerHalf = word_indices(0);
+constexpr WordIndices kUpperHalf = word_indices(16);
+
 /// Widens kWordLanes elements.
 template <DType D>
 GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
-  _mm512_store_ps(out, load_element<D>(at));
-  _mm512_store_ps(out + 16, load_element<D>(at + 16));
+  if constexpr (D == DType::float16) {
+    _mm512_store_ps(out, load_element<D>(at));
+    _mm512_store_ps(out + 16, load_element<D>(at + 16));
+  } else {
+    // One permutation puts sixteen words into the upper halves of float32 numbers, zeros below.
+    constexpr __mmask32 kUpperHalves = 0xAAAAAAAA;
+    const __m512i words = _mm512_loadu_si512(at);
+    const __m512i first = _mm512_load_si512(kLowerHalf.of);
+    const __m512i second = _mm512_load_si512(kUpperHalf.of);
+    _mm512_store_si512(out, _mm512_maskz_permutexvar_epi16(kUpperHalves, first, words));
+    _mm512_store_si512(out + 16, _mm512_maskz_permutexvar_epi16(kUpperHalves, second, words));
+  }
 }
 
 /// x rounded to D, its NaNs canonical, as a vector of the same kind.
@@ -139,7 +214,8 @@ GRADCLIP_INLINE Vector round_to(Vector x) {
   if constexpr (D == DType::float16) {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(canonical(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else if constexpr (D == DType::bfloat16) {
-    const __m512i bits = _mm512_castps_si512(canonical(x));  // the addition below would carry a NaN's payload into the sign
+    const __m512i bits =
+        _mm512_castps_si512(canonical(x));  // the addition below would carry a NaN's payload into the sign
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), even);
     return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));

@@ -70,7 +70,8 @@ constexpr std::array<Accumulate, kVectorPowers> powers() {
 constinit const Kernels kBaselineKernels{
     "baseline",
     {powers<DType::float64>(), powers<DType::float32>(), powers<DType::float16>(), powers<DType::bfloat16>()},
-    {count_small<DType::float64>, count_small<DType::float32>, count_small<DType::float16>, count_small<DType::bfloat16>},
+    {count_small<DType::float64>, count_small<DType::float32>, count_small<DType::float16>,
+     count_small<DType::bfloat16>},
     {scale<DType::float64>, scale<DType::float32>, scale<DType::float16>, scale<DType::bfloat16>}};
 
 }  // namespace gradclip::cpu

@@ -1,15 +1,24 @@
 // The inner loops over the vector operations that the including file defines for its instruction set. Included inside
 // namespace gradclip::cpu.
 //
-// Nothing compiled for a newer processor may leave its file: the linker keeps one copy of an inline function or template
-// that several files share, and it could be the one that an older processor cannot run. So no file is compiled with -m
-// flags; the functions that use the instructions carry a target attribute and stand in an unnamed namespace, and whatever
-// they call from shared headers is compiled for every processor. Lambdas do not inherit the attribute: none here.
+// Nothing compiled for a newer processor may leave its file: the linker keeps one copy of an inline function or
+// template that several files share, and it could be the one that an older processor cannot run. So no file is compiled
+// with -m flags; the functions that use the instructions carry a target attribute and stand in an unnamed namespace,
+// and whatever they call from shared headers is compiled for every processor. Lambdas do not inherit the attribute:
+// none here.
 
 namespace {
 
 /// Rows that are widened to float32 in a first step, while they are in the nearest cache, and added in a second.
 constexpr std::size_t kRowBlock = 8;
+
+/// How far ahead the first step asks for memory, so that it comes while the second step adds. An address past the data
+/// does no harm.
+constexpr std::size_t kPrefetchRows = 2 * kRowBlock;
+
+GRADCLIP_INLINE void prefetch(const void* at) {
+  __builtin_prefetch(at);
+}
 
 template <int p>
 GRADCLIP_INLINE Doubles add_term(Doubles sum, Doubles x) {
@@ -20,27 +29,34 @@ GRADCLIP_INLINE Doubles add_term(Doubles sum, Doubles x) {
   return add(sum, mul(square, square));
 }
 
-GRADCLIP_INLINE Doubles read(const float* at, Doubles) { return widen(at); }
-GRADCLIP_INLINE Doubles read(const double* at, Doubles scaling) { return mul(load(at), scaling); }
+GRADCLIP_INLINE Doubles read(const float* at, Doubles) {
+  return widen(at);
+}
+GRADCLIP_INLINE Doubles read(const double* at, Doubles scaling) {
+  return mul(load(at), scaling);
+}
 
-/// Adds rows to the lane sums in memory, as many lanes at a time as the registers hold.
+/// Adds rows to the lane sums in memory, as many lanes at a time as the registers hold. The first rows find no sums
+/// yet.
 template <int p, typename T>
-GRADCLIP_INLINE void add_rows(const T* values, std::size_t rows, Doubles scaling, double* power, double* sum) {
+GRADCLIP_INLINE void add_rows(const T* values, std::size_t rows, bool first, Doubles scaling, double* power,
+                              double* sum) {
   constexpr std::size_t kVectors = kColumns / kDoubleLanes;
   for (std::size_t column = 0; column < kLanes; column += kColumns) {
     Doubles powers[kVectors];
     Doubles sums[kVectors];
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kVectors; ++i) {
-      powers[i] = load(power + column + i * kDoubleLanes);
-      sums[i] = load(sum + column + i * kDoubleLanes);
+      powers[i] = first ? broadcast(0.0) : load(power + column + i * kDoubleLanes);
+      sums[i] = first ? broadcast(0.0) : load(sum + column + i * kDoubleLanes);
     }
     const T* at = values + column;
     for (std::size_t row = 0; row < rows; ++row, at += kLanes) {
 #pragma GCC unroll 8
       for (std::size_t i = 0; i < kVectors; ++i) {
         const Doubles x = read(at + i * kDoubleLanes, scaling);
-        // The square of a float32 number is exact in float64, so that here one instruction for both rounds as two would.
+        // The square of a float32 number is exact in float64, so that here one instruction for both rounds as two
+        // would.
         if constexpr (p == 2 && sizeof(T) == sizeof(float)) {
           powers[i] = add_exact_product(powers[i], x, x);
         } else if constexpr (p > 0) {
@@ -68,8 +84,8 @@ GRADCLIP_INLINE double fold_lanes(double* lanes) {
 
 template <DType D, int p>
 GRADCLIP_TARGET SubBlock accumulate(const void* data, std::size_t rows, double scaling) {
-  alignas(64) double power[kLanes] = {};
-  alignas(64) double sum[kLanes] = {};
+  alignas(64) double power[kLanes];
+  alignas(64) double sum[kLanes];
   const Doubles scalings = broadcast(scaling);
   SubBlock result;
   if constexpr (sizeof(BitsOf<D>) == 2) {
@@ -80,12 +96,13 @@ GRADCLIP_TARGET SubBlock accumulate(const void* data, std::size_t rows, double s
     for (std::size_t row = 0; row < rows; row += kRowBlock) {
       const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
       for (std::size_t i = 0; i < block * kLanes; i += kWordLanes, at += kWordLanes) {
+        prefetch(at + kPrefetchRows * kLanes);
         const Words magnitudes = word_magnitudes(at);
         largest = max(largest, magnitudes);
         smallest = min(smallest, magnitudes);
         expand<D>(at, wide + i);
       }
-      add_rows<p>(wide, block, scalings, power, sum);
+      add_rows<p>(wide, block, row == 0, scalings, power, sum);
     }
     result.max_abs = static_cast<double>(Element<D>::widen(reduce_max(largest)));
     result.min_abs = static_cast<double>(Element<D>::widen(reduce_min(smallest)));
@@ -97,11 +114,12 @@ GRADCLIP_TARGET SubBlock accumulate(const void* data, std::size_t rows, double s
     for (std::size_t row = 0; row < rows; row += kRowBlock) {
       const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
       for (std::size_t i = 0; i < block * kLanes; i += kVectorLanes<T>) {
+        prefetch(at + i + kPrefetchRows * kLanes);
         const auto x = load(at + i);
         largest = max_abs(largest, x);
         smallest = min_abs(smallest, x);
       }
-      add_rows<p>(at, block, scalings, power, sum);
+      add_rows<p>(at, block, row == 0, scalings, power, sum);
       at += block * kLanes;
     }
     result.max_abs = static_cast<double>(reduce_max(largest));

@@ -2,6 +2,8 @@
 
 namespace gradclip {
 
-ChosenBackend try_cuda_backend() { return {.backend = nullptr, .reason = "this build has no CUDA"}; }
+ChosenBackend try_cuda_backend() {
+  return {.backend = nullptr, .reason = "this build has no CUDA"};
+}
 
 }  // namespace gradclip

@@ -8,6 +8,12 @@
 
 #include "gradclip/base/error.hpp"
 
+/// So that running out of memory can be tested under the address sanitizer, which reads this, too.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() {
+  return "allocator_may_return_null=1";
+}
+
 namespace gradclip {
 namespace {
 

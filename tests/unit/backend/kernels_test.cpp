@@ -17,7 +17,9 @@ SubBlock spy_accumulate(const void*, std::size_t, double) {
   ++accumulated;
   return {.power_sum = 42.0, .signed_sum = 7.0, .max_abs = 5.0, .min_abs = 3.0};
 }
-void spy_scale(const void*, void*, std::size_t, const ScaleFactors&) { ++scaled; }
+void spy_scale(const void*, void*, std::size_t, const ScaleFactors&) {
+  ++scaled;
+}
 
 /// A backend computes with the loops that it was given, and with no others.
 TEST(Kernels, TheGivenOnesRun) {

@@ -21,8 +21,8 @@ struct Type {
 };
 template <typename T>
 class NarrowElements : public testing::Test {};
-using NarrowTypes = testing::Types<Type<DType::float16>, Type<DType::bfloat16>, Type<DType::float8_e4m3fn>,
-                                   Type<DType::float8_e5m2>>;
+using NarrowTypes =
+    testing::Types<Type<DType::float16>, Type<DType::bfloat16>, Type<DType::float8_e4m3fn>, Type<DType::float8_e5m2>>;
 TYPED_TEST_SUITE(NarrowElements, NarrowTypes);
 
 template <typename T>
@@ -124,7 +124,8 @@ TEST(NarrowElements, Float16AsTheCompilerConverts) {
   for (std::uint64_t pattern = 0; pattern <= 0xFFFFFFFFu; pattern += 4999) {
     const float x = bits_as<float>(static_cast<std::uint32_t>(pattern));
     if (std::isnan(x)) continue;
-    ASSERT_EQ(Element<DType::float16>::round(x), bits_as<std::uint16_t>(static_cast<_Float16>(x))) << std::hexfloat << x;
+    ASSERT_EQ(Element<DType::float16>::round(x), bits_as<std::uint16_t>(static_cast<_Float16>(x)))
+        << std::hexfloat << x;
   }
 }
 
@@ -152,8 +153,10 @@ TYPED_TEST(Elements, MultiplyingByOneMakesNanCanonicalAndKeepsTheRest) {
   ScaleFactors factors;
   factors.clip = ClipStep::in_gradient_precision;
   EXPECT_TRUE(changes_bits(factors));
-  EXPECT_EQ(scale_element<kType>(static_cast<BitsOf<kType>>(~BitsOf<kType>{0}), factors), Element<kType>::kCanonicalNan);
-  for (const std::uint64_t magnitude : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{Element<kType>::kNonfinite} - 1}) {
+  EXPECT_EQ(scale_element<kType>(static_cast<BitsOf<kType>>(~BitsOf<kType>{0}), factors),
+            Element<kType>::kCanonicalNan);
+  for (const std::uint64_t magnitude :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{Element<kType>::kNonfinite} - 1}) {
     const auto bits = static_cast<BitsOf<kType>>(magnitude | Element<kType>::kSign);
     EXPECT_EQ(scale_element<kType>(bits, factors), bits);
   }
@@ -164,7 +167,9 @@ TYPED_TEST(Elements, CoefficientZeroKeepsSignsAndMakesInfinitiesNan) {
   ScaleFactors factors;
   factors.clip = ClipStep::in_gradient_precision;
   factors.coefficient = 0.0;
-  const auto scaled = [&](double x) { return scale_element<kType>(static_cast<BitsOf<kType>>(round_bits<kType>(x)), factors); };
+  const auto scaled = [&](double x) {
+    return scale_element<kType>(static_cast<BitsOf<kType>>(round_bits<kType>(x)), factors);
+  };
   EXPECT_EQ(scaled(1.5), 0u);
   EXPECT_EQ(scaled(-1.5), Element<kType>::kSign);
   EXPECT_EQ(scaled(kInfinity), Element<kType>::kCanonicalNan);
@@ -259,8 +264,8 @@ TEST(Terms, TheReferenceRoundsToTheType) {
 }
 
 TEST(Partial, NanStaysAndEqualZerosKeepTheFirst) {
-  for (const auto operation : {PartialOperation::sum, PartialOperation::avg, PartialOperation::max, PartialOperation::min,
-                               PartialOperation::product}) {
+  for (const auto operation : {PartialOperation::sum, PartialOperation::avg, PartialOperation::max,
+                               PartialOperation::min, PartialOperation::product}) {
     for (const double other : {1.0, -kInfinity, kInfinity, kNan}) {
       EXPECT_EQ(bits_as<std::uint64_t>(combine_values(operation, -kNan, other)), 0x7FF8000000000000u);
       EXPECT_EQ(bits_as<std::uint64_t>(combine_values(operation, other, -kNan)), 0x7FF8000000000000u);

@@ -45,7 +45,9 @@ class ControlGroups : public testing::Test {
   std::filesystem::path root_ = std::filesystem::path(testing::TempDir()) / "gradclip_machine_test";
 };
 
-TEST_F(ControlGroups, NoneIsNoLimit) { EXPECT_FALSE(control_group_memory_limit(root_).has_value()); }
+TEST_F(ControlGroups, NoneIsNoLimit) {
+  EXPECT_FALSE(control_group_memory_limit(root_).has_value());
+}
 
 TEST_F(ControlGroups, Version2TakesTheSmallestOfTheAncestors) {
   write("proc/self/cgroup", "0::/job/step\n");

@@ -47,12 +47,49 @@ class ConfigFile {
 };
 
 TEST(Options, PlainStructsOfEverything) {
-  const CommandLine line = parse(
-      {"clip", "in", "-o", "out", "--max-norm", "0.5", "--norm-type", "inf", "--nonfinite", "skip", "--no-pp", "--pp-axis",
-       "stage", "--ep-axis=ep", "--num-label-tokens", "8192", "--dp-group-size", "4", "--expert-tp-replication-factor", "2",
-       "--no-foreach", "--use-torch-clip-grad-norm", "--no-scale", "--total-norm", "0x1.8p+1", "--overwrite", "--device",
-       "cpu", "--threads", "3", "--memory-budget", "512Mi", "--numerics", "automodel-cpu", "--report", "r.json", "--format",
-       "json", "--quiet", "--strict", "--color", "never", "--progress"});
+  const CommandLine line = parse({"clip",
+                                  "in",
+                                  "-o",
+                                  "out",
+                                  "--max-norm",
+                                  "0.5",
+                                  "--norm-type",
+                                  "inf",
+                                  "--nonfinite",
+                                  "skip",
+                                  "--no-pp",
+                                  "--pp-axis",
+                                  "stage",
+                                  "--ep-axis=ep",
+                                  "--num-label-tokens",
+                                  "8192",
+                                  "--dp-group-size",
+                                  "4",
+                                  "--expert-tp-replication-factor",
+                                  "2",
+                                  "--no-foreach",
+                                  "--use-torch-clip-grad-norm",
+                                  "--no-scale",
+                                  "--total-norm",
+                                  "0x1.8p+1",
+                                  "--overwrite",
+                                  "--device",
+                                  "cpu",
+                                  "--threads",
+                                  "3",
+                                  "--memory-budget",
+                                  "512Mi",
+                                  "--numerics",
+                                  "automodel-cpu",
+                                  "--report",
+                                  "r.json",
+                                  "--format",
+                                  "json",
+                                  "--quiet",
+                                  "--strict",
+                                  "--color",
+                                  "never",
+                                  "--progress"});
   EXPECT_EQ(line.command, Command::clip);
   EXPECT_EQ(line.dump, "in");
   EXPECT_EQ(line.output, "out");
@@ -100,7 +137,8 @@ TEST(Options, TheLastOfSeveralCounts) {
 }
 
 TEST(Options, CommandLineBeatsEnvironmentBeatsFile) {
-  const ConfigFile file(R"({"max-norm": 3, "norm-type": "inf", "threads": 7, "pp": true, "top": 9, "overwrite": true})");
+  const ConfigFile file(
+      R"({"max-norm": 3, "norm-type": "inf", "threads": 7, "pp": true, "top": 9, "overwrite": true})");
   const std::map<std::string, std::string> variables{{"GRADCLIP_MAX_NORM", "2"}, {"GRADCLIP_THREADS", "5"}};
   const CommandLine line = parse({"norms", "in", "--max-norm", "1", "--config", file.path()}, variables);
   EXPECT_EQ(line.scale.max_norm, 1.0);
@@ -144,7 +182,8 @@ TEST(Options, ValuesThatCannotBe) {
     refusal({"norms", "in", "--max-norm", value});
   }
   for (const char* value : {"0", "-2", "nan", "1e-400", "two"}) refusal({"norms", "in", "--norm-type", value});
-  for (const char* value : {"0", "-1", "1.5", "99999999999999999999"}) refusal({"norms", "in", "--dp-group-size", value});
+  for (const char* value : {"0", "-1", "1.5", "99999999999999999999"})
+    refusal({"norms", "in", "--dp-group-size", value});
   for (const char* value : {"0", "1Q", "1.5.2G", "-1G", "G", "1e3", "99999999T", "1KiBs"}) {
     refusal({"norms", "in", "--memory-budget", value});
   }
@@ -170,8 +209,8 @@ TEST(Options, WordsThatCannotBe) {
 
 TEST(Options, ConfigFilesThatCannotBe) {
   for (const char* text : {"", "[1]", "{\"max-norm\": 1, \"max-norm\": 2}", "{\"bogus\": 1}", "{\"max-norm\": [1]}",
-                           "{\"max-norm\": null}", "{\"max-norm\": 1e400}", "{\"max-norm\": 1} x", "{\"--max-norm\": 1}",
-                           "{\"quiet\": \"maybe\"}"}) {
+                           "{\"max-norm\": null}", "{\"max-norm\": 1e400}", "{\"max-norm\": 1} x",
+                           "{\"--max-norm\": 1}", "{\"quiet\": \"maybe\"}"}) {
     const ConfigFile file(text);
     refusal({"norms", "in", "--config", file.path()});
   }
@@ -186,7 +225,9 @@ TEST(Options, HelpAndVersionNeedNothingElse) {
   EXPECT_THAT(*parse({"--version"}).answer, HasSubstr("gradclip "));
 }
 
-TEST(Options, ADumpMayHaveACommandsName) { EXPECT_EQ(parse({"inspect", "norms"}).dump, "norms"); }
+TEST(Options, ADumpMayHaveACommandsName) {
+  EXPECT_EQ(parse({"inspect", "norms"}).dump, "norms");
+}
 
 TEST(Numbers, DecimalAndHexadecimal) {
   EXPECT_EQ(parse_number("1e-3"), 1e-3);
@@ -197,7 +238,8 @@ TEST(Numbers, DecimalAndHexadecimal) {
   EXPECT_EQ(parse_number("inf"), std::numeric_limits<double>::infinity());
   EXPECT_EQ(parse_number("-inf"), -std::numeric_limits<double>::infinity());
   EXPECT_TRUE(std::isnan(*parse_number("nan")));
-  for (const char* text : {"", "+", "+-1", "--1", "1e400", "1e-400", "0x", "0xinf", "0x-1", "1.0f", " 1", "1 ", "1,0"}) {
+  for (const char* text :
+       {"", "+", "+-1", "--1", "1e400", "1e-400", "0x", "0xinf", "0x-1", "1.0f", " 1", "1 ", "1,0"}) {
     EXPECT_FALSE(parse_number(text).has_value()) << text;
   }
 }

@@ -49,7 +49,11 @@ TEST_F(WholeFile, ReplacesAtTheEnd) {
 
 TEST_F(WholeFile, LeavesNothingWhereItFails) {
   const std::filesystem::path path = directory_ / "r.json";
-  EXPECT_THROW(write_whole_file(path, [](std::ostream& out) { out << "x"; throw std::runtime_error("no"); }),
+  EXPECT_THROW(write_whole_file(path,
+                                [](std::ostream& out) {
+                                  out << "x";
+                                  throw std::runtime_error("no");
+                                }),
                std::runtime_error);
   EXPECT_EQ(entries(), 0);
   EXPECT_THROW(write_whole_file(directory_ / "no" / "r.json", [](std::ostream&) {}), Error);

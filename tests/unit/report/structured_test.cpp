@@ -42,15 +42,20 @@ std::vector<std::string> keys(const Json& object) {
 
 TEST(Json, HasTheContractsKeysInItsOrder) {
   Report report = small_report();
-  report.findings.push_back({.kind = "replicas-differ", .parameter = "norm", .ranks = {0, 1}, .index = {{1}},
-                             .value = 0.5, .message = "copies differ"});
+  report.findings.push_back({.kind = "replicas-differ",
+                             .parameter = "norm",
+                             .ranks = {0, 1},
+                             .index = {{1}},
+                             .value = 0.5,
+                             .message = "copies differ"});
   const Json json = Json::parse(json_of(report));
   EXPECT_THAT(keys(json), ElementsAre("format", "version", "command", "dump", "output", "run", "scale", "norm", "clip",
                                       "reference", "groups", "stages", "dtypes", "parameters", "findings"));
   EXPECT_EQ(json["format"], "gradclip.report");
   EXPECT_EQ(json["version"], 1);
   EXPECT_THAT(keys(json["dump"]), ElementsAre("path", "step", "world_size", "parameters", "elements", "bytes"));
-  for (const char* key : {"processes", "device", "communicator", "threads", "numerics", "memory_peak_bytes", "seconds"}) {
+  for (const char* key :
+       {"processes", "device", "communicator", "threads", "numerics", "memory_peak_bytes", "seconds"}) {
     EXPECT_TRUE(json["run"].contains(key)) << key;
   }
   EXPECT_THAT(keys(json["run"]["seconds"]), ElementsAre("read", "compute", "write", "total"));
@@ -75,11 +80,14 @@ TEST(Json, HasTheContractsKeysInItsOrder) {
   EXPECT_EQ(json["parameters"][4]["mesh"], nullptr);
   EXPECT_EQ(json["parameters"][4]["min_abs"], nullptr) << "no non-zero element";
   EXPECT_EQ(json["parameters"][3]["counted"], false);
-  EXPECT_EQ(json["findings"][0].dump(),
-            R"({"kind":"replicas-differ","parameter":"norm","ranks":[0,1],"index":[1],"value":0.5,"message":"copies differ"})");
+  EXPECT_EQ(
+      json["findings"][0].dump(),
+      R"({"kind":"replicas-differ","parameter":"norm","ranks":[0,1],"index":[1],"value":0.5,"message":"copies differ"})");
 }
 
-TEST(Json, NormsHasNoClip) { EXPECT_FALSE(Json::parse(json_of(small_report("norms"))).contains("clip")); }
+TEST(Json, NormsHasNoClip) {
+  EXPECT_FALSE(Json::parse(json_of(small_report("norms"))).contains("clip"));
+}
 
 TEST(Json, WhatWasNotMeasuredIsNull) {
   ClipResult result = small_result();

@@ -40,9 +40,10 @@ std::string table(const Report& report, const TableOptions& options = {}, const 
 TEST(Summary, OfACleanRunFitsAScreenAndBeginsWithTheTotal) {
   const std::string text = summary(small_report());
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 25);
-  EXPECT_THAT(text, HasSubstr("gradclip clip in\nstep 7, 4 ranks, 5 parameters, 27 elements, 112 B of gradients\n\n"
-                              "total norm    13                      p = 2\n"
-                              "recorded      13                      logged by the training step; relative distance "));
+  EXPECT_THAT(text,
+              HasSubstr("gradclip clip in\nstep 7, 4 ranks, 5 parameters, 27 elements, 112 B of gradients\n\n"
+                        "total norm    13                      p = 2\n"
+                        "recorded      13                      logged by the training step; relative distance 0\n"));
   EXPECT_THAT(text, HasSubstr("ranks saw     13                      4 ranks with one total, exact arithmetic\n"));
   EXPECT_THAT(text, HasSubstr("max norm 6.5: clipped\n"));
   EXPECT_THAT(text, HasSubstr("total after   6.5                     measured on what was written\n"));
@@ -60,8 +61,9 @@ TEST(Summary, PlacesNonFiniteValues) {
   statistics.neginf = 1;
   statistics.first_nonfinite = 3;
   statistics.first_nonfinite_rank = 2;
-  result.norm->findings.push_back({.kind = "nonfinite", .parameter = "up", .ranks = {2}, .index = {}, .value = {},
-                                   .message = "2 NaN"});
+  add(result.norm->statistics, statistics, result.order);
+  result.norm->findings.push_back(
+      {.kind = "nonfinite", .parameter = "up", .ranks = {2}, .index = {}, .value = {}, .message = "2 NaN"});
   const std::string text = summary(small_report("clip", result));
   EXPECT_THAT(text, HasSubstr("non-finite    2 NaN, 1 -inf in 1 parameter, first in each:\n"));
   EXPECT_THAT(text, HasSubstr("up [1, 1] rank 2, (2 NaN, 1 -inf)\n"));
@@ -92,8 +94,12 @@ TEST(Summary, ShowsSeveralTotalsWithTheirRanks) {
 
 TEST(Summary, FindingsAreCapped) {
   ClipResult result = small_result();
-  result.norm->findings.assign(25, {.kind = "replicas-differ", .parameter = "norm", .ranks = {0, 1}, .index = {{1}},
-                                    .value = 0.5, .message = "they differ"});
+  result.norm->findings.assign(25, {.kind = "replicas-differ",
+                                    .parameter = "norm",
+                                    .ranks = {0, 1},
+                                    .index = {{1}},
+                                    .value = 0.5,
+                                    .message = "they differ"});
   const std::string text = summary(small_report("clip", result));
   EXPECT_THAT(text, HasSubstr("findings      25\n  replicas-differ norm [1] (ranks 0, 1): they differ\n"));
   EXPECT_THAT(text, HasSubstr("... and 15 more: --report FILE.json has all\n"));
@@ -104,8 +110,12 @@ TEST(Summary, NamesCannotWriteToTheTerminal) {
   for (ParameterEntry& parameter : manifest.parameters) parameter.name = "x\x1b]0;title\x07\n\xC2\x9B\xE2\x80\xAE";
   ClipResult result = small_result();
   result.norm->parameters[0].statistics.nan = 1;
-  result.norm->findings.push_back({.kind = "tied-differ", .parameter = manifest.parameters[0].name, .ranks = {},
-                                   .index = {}, .value = {}, .message = "about x\x1b[2J"});
+  result.norm->findings.push_back({.kind = "tied-differ",
+                                   .parameter = manifest.parameters[0].name,
+                                   .ranks = {},
+                                   .index = {},
+                                   .value = {},
+                                   .message = "about x\x1b[2J"});
   const Report report = small_report("clip", result, manifest);
   for (const std::string& text : {summary(report), table(report)}) {
     EXPECT_THAT(text, Not(HasSubstr("\x1b")));
@@ -176,7 +186,10 @@ TEST(Pieces, Sizes) {
 }
 
 TEST(Pieces, Seconds) {
-  EXPECT_EQ(human_seconds(0.0123), "0.012 s");
+  EXPECT_EQ(human_seconds(0), "0 s");
+  EXPECT_EQ(human_seconds(0.00003), "0.03 ms");
+  EXPECT_EQ(human_seconds(0.0123), "12 ms");
+  EXPECT_EQ(human_seconds(0.123), "0.12 s");
   EXPECT_EQ(human_seconds(1.234), "1.23 s");
   EXPECT_EQ(human_seconds(12.34), "12.3 s");
   EXPECT_EQ(human_seconds(125), "2 min 5 s");
