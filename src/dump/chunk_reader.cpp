@@ -1,7 +1,5 @@
 #include "gradclip/dump/chunk_reader.hpp"
 
-#include <fmt/format.h>
-
 #include <list>
 #include <map>
 #include <memory>
@@ -81,8 +79,8 @@ std::size_t checked_chunk_bytes(const hdf5::Dataset& dataset, const std::string&
 
 }  // namespace
 
-void read_chunked(const PosixFile& file, std::uint64_t file_size, std::uint64_t file_id, const hdf5::Dataset& dataset,
-                  std::uint64_t first, std::uint64_t count, std::byte* to, const std::string& where) {
+void read_chunked(const hdf5::Dataset& dataset, std::uint64_t file_size, std::uint64_t file_id, std::uint64_t first,
+                  std::uint64_t count, std::byte* to, const std::string& where) {
   const std::size_t chunk_bytes = checked_chunk_bytes(dataset, where);
   const auto content = [&](std::span<const std::uint64_t> start) -> Content {
     std::uint64_t position = 0;
@@ -91,18 +89,9 @@ void read_chunked(const PosixFile& file, std::uint64_t file_size, std::uint64_t 
     }
     const ChunkKey key{file_id, dataset.address, position};
     if (Content known = cache().find(key)) return known;
-    const hdf5::StoredChunk chunk = hdf5::stored_chunk(dataset, start, where);
-    if (chunk.offset > file_size || chunk.bytes > file_size - chunk.offset) {
-      throw Error(ExitCode::bad_input,
-                  {.where = where,
-                   .found = fmt::format("a chunk of {} bytes at byte {}", chunk.bytes, chunk.offset),
-                   .expected = fmt::format("data within the {} bytes of the file", file_size),
-                   .advice = "the file is truncated; copy or record it again"});
-    }
-    std::vector<std::byte> stored(chunk.bytes);
-    file.read(chunk.offset, stored.data(), stored.size());
+    hdf5::StoredChunk chunk = hdf5::read_stored_chunk(dataset, start, file_size, where);
     auto decoded = std::make_shared<const std::vector<std::byte>>(decode_chunk(
-        std::move(stored), dataset.filters, chunk.skipped_filters, dataset.type.size, chunk_bytes, where));
+        std::move(chunk.bytes), dataset.filters, chunk.skipped_filters, dataset.type.size, chunk_bytes, where));
     cache().insert(key, decoded);
     return decoded;
   };

@@ -485,20 +485,26 @@ void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std:
   checked(H5Dread(dataset.handle.id(), type.id(), memory.id(), space.id(), H5P_DEFAULT, to), where, "read the data");
 }
 
-StoredChunk stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start, const std::string& where) {
+// Not H5Dget_chunk_info_by_coord: it looks through all chunks for each.
+StoredChunk read_stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start, std::uint64_t most_bytes,
+                              const std::string& where) {
   const auto lock = lock_library();
   const std::vector<hsize_t> first(start.begin(), start.end());
-  unsigned mask = 0;
-  haddr_t address = HADDR_UNDEF;
   hsize_t bytes = 0;
-  checked(H5Dget_chunk_info_by_coord(dataset.handle.id(), first.data(), &mask, &address, &bytes), where, "find a chunk");
-  if (address == HADDR_UNDEF) {
-    throw Error(ExitCode::bad_input, {.where = where,
-                                      .found = "one of its chunks was never written",
-                                      .expected = {},
-                                      .advice = "the recorder ended too early; record again"});
+  checked(H5Dget_chunk_storage_size(dataset.handle.id(), first.data(), &bytes), where, "find a chunk");
+  if (bytes == 0 || bytes > most_bytes) {
+    throw Error(ExitCode::bad_input,
+                {.where = where,
+                 .found = bytes == 0 ? "one of its chunks was never written"
+                                     : fmt::format("one of its chunks claims to have {} bytes", bytes),
+                 .expected = bytes == 0 ? std::string() : fmt::format("at most the {} of the file", most_bytes),
+                 .advice = "the file is incomplete or damaged; copy or record it again"});
   }
-  return {address, bytes, mask};
+  StoredChunk chunk;
+  chunk.bytes.resize(bytes);
+  checked(H5Dread_chunk(dataset.handle.id(), H5P_DEFAULT, first.data(), &chunk.skipped_filters, chunk.bytes.data()),
+          where, "read a chunk");
+  return chunk;
 }
 
 }  // namespace gradclip::hdf5

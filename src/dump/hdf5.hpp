@@ -116,14 +116,14 @@ struct IntegerList {
 void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count, void* to,
               const std::string& where);
 
-/// Where one chunk lies in the file, as it is stored.
+/// One chunk as it lies in the file, its filters not undone.
 struct StoredChunk {
-  std::uint64_t offset;
-  std::uint64_t bytes;
-  unsigned skipped_filters;  ///< bit i: filter i was not applied
+  std::vector<std::byte> bytes;
+  unsigned skipped_filters = 0;  ///< bit i: filter i was not applied
 };
-[[nodiscard]] StoredChunk stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start,
-                                       const std::string& where);
+/// @param most_bytes  a chunk that claims to be longer is refused unread
+[[nodiscard]] StoredChunk read_stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start,
+                                            std::uint64_t most_bytes, const std::string& where);
 
 // ---- making files (hdf5_write.cpp) -----------------------------------------------------------------------------------
 

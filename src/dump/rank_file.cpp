@@ -109,7 +109,7 @@ void RankFile::State::read_dataset(const hdf5::Dataset& dataset, std::uint64_t f
   if (dataset.storage == hdf5::Storage::contiguous) {
     file.read(*dataset.offset + first * size, to, count * size);
   } else if (dataset.storage == hdf5::Storage::chunked && filters_are_built_in(dataset.filters)) {
-    read_chunked(file, file_size, id, dataset, first, count, to, where);
+    read_chunked(dataset, file_size, id, first, count, to, where);
   } else {
     for (const Box& box : boxes_of_range(dataset.shape, first, count)) {
       hdf5::read_box(dataset, box.start, box.count, to, where);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "gradclip/base/error.hpp"
 
 namespace gradclip {
@@ -40,6 +42,12 @@ ShardLayout recorded_layout(const Manifest& manifest, const ParameterEntry& para
     return layout_from_offset(parameter.shape, *slice.global_offset, slice.shape, where);
   }
   ShardLayout layout = manifest.layout(parameter, rank);
+  // An empty shard is empty in whichever dimension its framework ran out of elements first: FSDP2 does not cut what
+  // tensor parallelism has left empty.
+  if (layout.elements() == 0 && slice.shape.size() == layout.local_shape().size() &&
+      std::find(slice.shape.begin(), slice.shape.end(), 0) != slice.shape.end()) {
+    return layout;
+  }
   if (slice.shape != layout.local_shape()) check_shape(slice.shape, layout, from_what(manifest, parameter, rank), where);
   if (!slice.global_offset || layout.elements() == 0) return layout;
   std::string expected = "no global_offset but global_ranges, as it is not one block";

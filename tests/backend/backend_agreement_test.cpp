@@ -260,8 +260,11 @@ TEST_P(BackendAgreement, ReferenceTerms) {
   const Tensors tensors = small_tensors(dtype_);
   NamedFactors named{"normalizer", {}};
   named.factors.normalizer = static_cast<double>(3.7F);
-  for (const double p : {1.0, 2.0, 3.0, 4.0, kInfinity, 2.5}) {
-    expect_same_statistics(tensors, named, {.order = {p}, .terms = TermArithmetic::reference});
+  for (const bool unrounded : {false, true}) {
+    named.factors.reference_in_float64 = unrounded;
+    for (const double p : {1.0, 2.0, 3.0, 4.0, kInfinity, 2.5}) {
+      expect_same_statistics(tensors, named, {.order = {p}, .terms = TermArithmetic::reference});
+    }
   }
 }
 

@@ -202,7 +202,8 @@ class Dump:
             dataset.attrs["dtype"] = np.bytes_(parameter.dtype)
             if rank in parameter.scale_inv:
                 dataset.attrs["scale_inv"] = np.float32(parameter.scale_inv[rank])
-            if offsets and rank in parameter.indices and local.ndim and local.size:
+            block = "Flat()" not in parameter.placements and local.ndim and local.size
+            if offsets and rank in parameter.indices and block:
                 runs = [np.split(i, np.flatnonzero(np.diff(i) != 1) + 1) for i in parameter.indices[rank]]
                 if all(len(r) == 1 for r in runs):
                     dataset.attrs["global_offset"] = np.array([r[0][0] for r in runs], "<i8")

@@ -84,7 +84,7 @@ class Case:
 
 def describe(seed):
     choose = random.Random(seed)
-    kinds = ("dense",) * 4 + ("fsdp", "fsdp", "pipeline", "experts", "experts", "plain", "plain")
+    kinds = ("dense",) * 4 + ("fsdp", "fsdp", "pipeline", "pipeline", "experts", "experts", "plain", "plain")
     kind = "partial" if seed >= PARTIAL_PARAMETERS else kinds[seed % len(kinds)]
     world = choose.choice((2, 4) if kind == "pipeline" else (2, 3, 4, 4) if kind in ("fsdp", "dense") else (1, 2, 3, 4))
     wide = kind == "dense" and choose.random() < 0.3
@@ -134,7 +134,7 @@ def describe(seed):
             parameter.spoilt = choose.choice((math.inf, -math.inf, math.nan))
 
     if kind == "pipeline":
-        training.update(pp_enabled=choose.random() < 0.8, pp_axis_name="pp", num_label_tokens=choose.choice((0, 7, 8192)),
+        training.update(pp_enabled=choose.random() < 0.8, pp_axis_name="pp", num_label_tokens=choose.choice((0, 7, 52, 8192)),
                         dp_group_size=choose.choice((1, 3, 4)))
     if kind == "experts":
         case.given_moe_mesh = choose.random() < 0.85
@@ -300,7 +300,7 @@ def _play_case(case, rank, meshes, group, folder):
     exact = {p: exact_total([tensor for tensor in whole if tensor is not None], p) for p in NORM_TYPES}
     found = {"case": case, "exact": exact, "holds": [p.grad is not None for p in held.values()].count(True),
              "reference": {}, "float32": {}, "clipped": {}, "elements": sum(t.numel() for t in whole if t is not None)}
-    if finite:  # gloo's MAX loses a NaN, and so would the reference
+    if finite:  # gloo's MAX loses a NaN that is not the first rank's, and so would the reference
         for p in NORM_TYPES:
             found["reference"][p] = float(reference_step.total_norm(parts, **{**arguments, "norm_type": p}))
         found["float32"] = _float32_totals(case, model, group)

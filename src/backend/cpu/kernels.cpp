@@ -142,11 +142,13 @@ struct Term {
   double p;
   double normalizer;
   double scaling;  ///< 2^-exponent
+  bool unrounded;  ///< ScaleFactors::reference_in_float64
 
   template <DType D>
   [[nodiscard]] double of(ComputeOf<D> value, double scaled) const {
     if (std::isinf(p)) return 0.0;
-    return arithmetic == TermArithmetic::reference ? reference_term<D>(value, normalizer, p) : power_term(scaled, p);
+    if (arithmetic == TermArithmetic::exact) return power_term(scaled, p);
+    return unrounded ? reference_term<DType::float64>(value, normalizer, p) : reference_term<D>(value, normalizer, p);
   }
 };
 
@@ -308,7 +310,7 @@ template <DType D>
 ChunkStatistics statistics_of(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors,
                               const StatisticsRequest& request) {
   ScaledSubBlocks<D> elements(kernels, chunk, factors);
-  Term term{request.terms, request.order.p, factors.normalizer, 1.0};
+  Term term{request.terms, request.order.p, factors.normalizer, 1.0, factors.reference_in_float64};
   if (request.terms == TermArithmetic::reference) {
     return gather_by_element<D>(elements, factors.scale_inv, term).result(0);
   }
