@@ -1,13 +1,9 @@
 #include <csignal>
-#include <cstdio>
 #include <memory>
-#include <new>
 #include <optional>
-#include <string>
 
 #include "commands.hpp"
 #include "failure.hpp"
-#include "gradclip/base/error.hpp"
 
 namespace {
 

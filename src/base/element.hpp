@@ -279,15 +279,16 @@ GRADCLIP_HOST_DEVICE double power_term(double x, double p) {
 }
 
 /// The reference's term (TermArithmetic::reference): round(round(|x| / normalizer)^p), both roundings to the gradient's
-/// type. p = 2 is a product; p = 3 two products, each rounded to the type, as PyTorch multiplies its scalars; other p
-/// go through powf (float64: pow). Everything is formed in Compute.
+/// type. p = 2 is a product; p = 3 two products, each rounded to the type, as PyTorch multiplies its scalars (not for
+/// float16, which its CPU kernel raises in float32 and rounds once); other p go through powf (float64: pow). Everything is
+/// formed in Compute.
 template <DType D>
 GRADCLIP_HOST_DEVICE double reference_term(ComputeOf<D> x, double normalizer, double p) {
   using Compute = ComputeOf<D>;
   const auto rounded = [](Compute y) { return Element<D>::widen(Element<D>::round(y)); };
   const Compute quotient = rounded((x < Compute{0} ? -x : x) / static_cast<Compute>(normalizer));
   if (p == 2.0) return rounded(quotient * quotient);
-  if (p == 3.0) return rounded(rounded(quotient * quotient) * quotient);
+  if (p == 3.0 && D != DType::float16) return rounded(rounded(quotient * quotient) * quotient);
   if constexpr (D == DType::float64) return rounded(::pow(quotient, p));
   return rounded(static_cast<Compute>(::powf(static_cast<float>(quotient), static_cast<float>(p))));
 }

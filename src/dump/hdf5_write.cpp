@@ -65,17 +65,25 @@ void check_copyable(const Handle& from, const std::string& name, const std::stri
   check_visit(H5Ovisit2(object.id(), H5_INDEX_NAME, H5_ITER_INC, check_object, &visit, H5O_INFO_BASIC), visit);
 }
 
-/// The same storage, filters and fill value, but allocated so that data can be written by position, and without times.
-Handle creation_properties(const Dataset& like, const std::string& where) {
+/// Contiguous, allocated so that data can be written by position, never filled, without times. Made once: properties are
+/// what costs most in creating a dataset.
+hid_t contiguous_properties(const std::string& where) {
+  static const hid_t properties = [&] {
+    const hid_t made = checked(H5Pcreate(H5P_DATASET_CREATE), where, "set the storage", kWriting);
+    checked(H5Pset_obj_track_times(made, false), where, "set the storage", kWriting);
+    checked(H5Pset_alloc_time(made, H5D_ALLOC_TIME_EARLY), where, "set the storage", kWriting);
+    checked(H5Pset_fill_time(made, H5D_FILL_TIME_NEVER), where, "set the storage", kWriting);
+    return made;
+  }();
+  return properties;
+}
+
+/// The same storage, filters and fill value as `like`. What a chunk has beyond the dataset's edge is filled, so that it is
+/// the same in every run.
+Handle chunked_properties(const Dataset& like, const std::string& where) {
   Handle properties = owned(H5Dget_create_plist(like.handle.id()), where, "read the storage", kWriting);
   checked(H5Pset_obj_track_times(properties.id(), false), where, "set the storage", kWriting);
-  if (like.storage == Storage::contiguous) {
-    checked(H5Pset_alloc_time(properties.id(), H5D_ALLOC_TIME_EARLY), where, "set the storage", kWriting);
-    checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), where, "set the storage", kWriting);
-  } else {
-    // What a chunk has beyond the dataset's edge is filled, so that it is the same in every run.
-    checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_IFSET), where, "set the storage", kWriting);
-  }
+  checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_IFSET), where, "set the storage", kWriting);
   return properties;
 }
 
@@ -129,13 +137,14 @@ Handle create_group(const Handle& location, const std::string& name, const std::
 Dataset create_dataset_like(const Handle& location, const std::string& name, const Dataset& like,
                             const std::string& where) {
   const auto lock = lock_library();
-  const Handle properties = creation_properties(like, where);
+  Handle properties;
+  if (like.storage != Storage::contiguous) properties = chunked_properties(like, where);
+  const hid_t creation = properties ? properties.id() : contiguous_properties(where);
   const Handle stored_type = owned(H5Dget_type(like.handle.id()), where, "read the element type");
   const Handle type = owned(H5Tcopy(stored_type.id()), where, "read the element type");  // no longer a committed one
   const Handle space = owned(H5Dget_space(like.handle.id()), where, "read the shape");
   Dataset dataset;
-  dataset.handle = owned(H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, properties.id(),
-                                    H5P_DEFAULT),
+  dataset.handle = owned(H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, creation, H5P_DEFAULT),
                          where, "create it", kWriting);
   dataset.shape = like.shape;
   dataset.type = like.type;

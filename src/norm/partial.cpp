@@ -38,6 +38,11 @@ struct AddendHeader {
   ScaleFactors factors;
 };
 
+bool has_partial_placement(const ParameterEntry& parameter) {
+  return std::any_of(parameter.placements.begin(), parameter.placements.end(),
+                     [](const Placement& placement) { return placement.kind == Placement::Kind::partial; });
+}
+
 std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::vector<Placement>& placements) {
   std::vector<ReductionStep> steps;
   for (std::size_t d = placements.size(); d-- > 0;) {
@@ -54,8 +59,13 @@ std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::ve
 
 class PartialCombination {
  public:
-  PartialCombination(Run& run, const FactorsOf& factors_of, NormOrder order)
-      : run_(run), manifest_(run.dump.manifest()), factors_of_(factors_of), request_{order} {}
+  /// @param normalizers  by parameter, for the reference's terms; empty: exact terms
+  PartialCombination(Run& run, const FactorsOf& factors_of, NormOrder order, std::span<const double> normalizers)
+      : run_(run),
+        manifest_(run.dump.manifest()),
+        factors_of_(factors_of),
+        request_{order, normalizers.empty() ? TermArithmetic::exact : TermArithmetic::reference},
+        normalizers_(normalizers) {}
 
   void combine(std::vector<TensorStatistics>& parameters) {
     list_slices();
@@ -96,7 +106,7 @@ class PartialCombination {
   void list_slices() {
     for (std::size_t p = 0; p < manifest_.parameters.size(); ++p) {
       const ParameterEntry& entry = manifest_.parameters[p];
-      if (!entry.has_partial()) continue;
+      if (!entry.has_partial() || (!normalizers_.empty() && !has_partial_placement(entry))) continue;
       for (const std::int32_t rank : manifest_.holders(entry)) {
         const ShardRole role = manifest_.role(entry, rank, /*expert=*/false);
         if (!role.counted || role.addends.front() != rank) continue;
@@ -214,19 +224,43 @@ class PartialCombination {
   void measure(const Segment& segment, const Buffer& combined, std::vector<CombinedChunk>& out) {
     std::vector<ChunkStatistics> statistics(segment.chunks);
     const bool none = combined.data() == nullptr;
-    if (!none) {
-      const std::vector<Chunk> chunks = chunks_of(segment, combined.data(), DType::float64);
-      const ScaleFactors as_is;
-      const std::size_t size = chunks.size() * sizeof(ChunkStatistics);
-      const Buffer results = run_.backend.allocate(size, run_.backend.describe().working_space);
-      run_.backend.statistics({chunks, {&as_is, 1}}, request_, results.bytes().subspan(0, size));
-      run_.backend.move(results.bytes().subspan(0, size),
-                        {reinterpret_cast<std::byte*>(statistics.data()), size, MemorySpace::host});
+    if (!none && normalizers_.empty()) {
+      measure_as(segment, combined.data(), DType::float64, {}, statistics);
+    } else if (!none) {
+      const std::size_t parameter = slices_[segment.item].parameter;
+      const DType dtype = manifest_.parameters[parameter].dtype;
+      ScaleFactors factors;
+      factors.normalizer = normalizers_[parameter];
+      factors.reference_in_float64 = manifest_.parameters[parameter].shape.empty();
+      const Buffer rounded = rounded_to(dtype, combined, segment.elements);
+      measure_as(segment, rounded.data(), dtype, factors, statistics);
     }
     for (std::uint64_t c = 0; c < segment.chunks; ++c) {
       out.push_back({segment.item, segment.first_element + c * kChunkElements,
                      static_cast<std::uint32_t>(chunk_elements(segment, c)), none ? 1u : 0u, statistics[c]});
     }
+  }
+
+  void measure_as(const Segment& segment, std::byte* data, DType dtype, const ScaleFactors& factors,
+                  std::vector<ChunkStatistics>& statistics) {
+    const std::vector<Chunk> chunks = chunks_of(segment, data, dtype);
+    const std::size_t size = chunks.size() * sizeof(ChunkStatistics);
+    const Buffer results = run_.backend.allocate(size, run_.backend.describe().working_space);
+    run_.backend.statistics({chunks, {&factors, 1}}, request_, results.bytes().subspan(0, size));
+    run_.backend.move(results.bytes().subspan(0, size),
+                      {reinterpret_cast<std::byte*>(statistics.data()), size, MemorySpace::host});
+  }
+
+  /// Rounded on the host: full tensors of Partial parameters hardly ever occur, and no device function is worth it.
+  Buffer rounded_to(DType dtype, const Buffer& combined, std::uint64_t elements) {
+    std::vector<double> values(elements);
+    run_.backend.move(combined.bytes().subspan(0, elements * sizeof(double)),
+                      {reinterpret_cast<std::byte*>(values.data()), elements * sizeof(double), MemorySpace::host});
+    std::vector<std::byte> narrow(elements * size_of(dtype));
+    for (std::uint64_t i = 0; i < elements; ++i) store_through(dtype, values[i], narrow.data() + i * size_of(dtype));
+    Buffer rounded = run_.backend.allocate(narrow.size(), run_.backend.describe().working_space);
+    run_.backend.move({narrow.data(), narrow.size(), MemorySpace::host}, rounded.bytes().subspan(0, narrow.size()));
+    return rounded;
   }
 
   static std::vector<Chunk> chunks_of(const Segment& segment, std::byte* data, DType dtype) {
@@ -265,13 +299,21 @@ class PartialCombination {
   const Manifest& manifest_;
   const FactorsOf& factors_of_;
   StatisticsRequest request_;
+  std::span<const double> normalizers_;
   std::vector<PartialSlice> slices_;
 };
 
 }  // namespace
 
 void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, std::vector<TensorStatistics>& parameters) {
-  PartialCombination(run, factors_of, order).combine(parameters);
+  PartialCombination(run, factors_of, order, {}).combine(parameters);
+}
+
+std::vector<TensorStatistics> reference_terms_of_full_tensors(Run& run, const FactorsOf& factors_of, NormOrder order,
+                                                              std::span<const double> normalizers) {
+  std::vector<TensorStatistics> parameters(run.dump.manifest().parameters.size());
+  PartialCombination(run, factors_of, order, normalizers).combine(parameters);
+  return parameters;
 }
 
 }  // namespace gradclip

@@ -7,6 +7,8 @@
 #include <limits>
 #include <map>
 
+#include "gradclip/norm/partial.hpp"
+
 namespace gradclip {
 namespace {
 
@@ -143,6 +145,40 @@ std::map<std::int32_t, double> exact_totals(const Manifest& manifest, NormOrder 
   return totals;
 }
 
+/// The reference's sums over the full tensors of Partial parameters, by group.
+struct FullTensorTerms {
+  std::vector<double> largest;
+  std::vector<ScaledSum> terms;
+};
+
+FullTensorTerms full_tensor_terms(Run& run, const ParameterFactors& factors, NormOrder order, const ShardSums& sums,
+                                  const GroupReduction& reduction) {
+  const Manifest& manifest = run.dump.manifest();
+  FullTensorTerms result{std::vector<double>(sums.groups.size(), 0.0), std::vector<ScaledSum>(sums.groups.size())};
+  bool any = false;
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    const std::uint32_t group = sums.group_of[p];
+    if (!reduction.by_full_tensors(group)) continue;
+    any = true;
+    // Rounding is monotone: the largest of the rounded is the largest rounded.
+    const double largest = round_through(manifest.parameters[p].dtype, sums.parameters[p].max_abs);
+    result.largest[group] = std::max(result.largest[group], largest);
+  }
+  if (!any || order.infinite()) return result;
+  std::vector<double> normalizers(manifest.parameters.size(), 1.0);
+  for (std::size_t p = 0; p < normalizers.size(); ++p) {
+    const double largest = result.largest[sums.group_of[p]];
+    if (largest > 0.0 && std::isfinite(largest)) normalizers[p] = largest;
+  }
+  const FactorsOf factors_of = [&](std::size_t p, std::int32_t) { return factors.of[p]; };
+  const std::vector<TensorStatistics> terms = reference_terms_of_full_tensors(run, factors_of, order, normalizers);
+  for (std::size_t p = 0; p < terms.size(); ++p) {
+    ScaledSum& sum = result.terms[sums.group_of[p]];
+    sum = add(sum, terms[p].powers, order.p);
+  }
+  return result;
+}
+
 /// The same with the reference's own terms, combined by its own rule.
 std::map<std::int32_t, double> reference_totals(Run& run, const ParameterFactors& factors, NormOrder order,
                                                 const ShardSums& sums, const PipelineView& pipeline) {
@@ -158,13 +194,17 @@ std::map<std::int32_t, double> reference_totals(Run& run, const ParameterFactors
   if (!order.infinite()) term_sums = sum_reference_terms(run, factors, order, sums, normalizer);
   const auto term_sources = by_source(term_sums);
 
+  const FullTensorTerms full_tensors = full_tensor_terms(run, factors, order, sums, reduction);
   const auto group_norm = [&](std::int32_t rank, std::uint32_t group) {
     const TensorStatistics& seen = reduction.reduced(group, rank, exact_sources, magnitudes);
     if (seen.nan != 0) return kNan;
     if (seen.nonfinite() != 0) return kInfinity;
-    if (order.infinite() || reduction.by_full_tensors(group)) return seen.norm(order);
-    const ScaledSum powers = reduction.reduced(group, rank, term_sources, terms).powers;
-    return seen.max_abs * from_power(std::ldexp(powers.sum, static_cast<int>(order.p * powers.exponent)), order);
+    const bool full = reduction.by_full_tensors(group);
+    const double largest = full ? full_tensors.largest[group] : seen.max_abs;
+    if (order.infinite()) return largest;
+    const ScaledSum powers =
+        full ? full_tensors.terms[group] : reduction.reduced(group, rank, term_sources, terms).powers;
+    return largest * from_power(std::ldexp(powers.sum, static_cast<int>(order.p * powers.exponent)), order);
   };
   std::map<std::int32_t, double> of_stage;
   for (const auto& [rank, groups] : groups_by_rank(sums.rank_sums)) {

@@ -172,7 +172,7 @@ struct OwnedParameter {
 
 /// Calls function.template operator()<D>() with the dtype as a constant.
 template <class Function>
-double with_element(DType dtype, const Function& function) {
+auto with_element(DType dtype, const Function& function) {
   switch (dtype) {
     case DType::float64: return function.template operator()<DType::float64>();
     case DType::float32: return function.template operator()<DType::float32>();
@@ -211,6 +211,13 @@ bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, 
     if (placements[d].kind == Placement::Kind::replicate && at[d] != 0) return false;
   }
   return true;
+}
+
+void store_through(DType dtype, double value, std::byte* element) {
+  with_element(dtype, [&]<DType D>() {
+    const typename Element<D>::Bits bits = Element<D>::round(static_cast<ComputeOf<D>>(value));
+    std::memcpy(element, &bits, sizeof bits);
+  });
 }
 
 std::uint64_t global_position(std::span<const std::int64_t> shape, std::span<const std::int64_t> index) {

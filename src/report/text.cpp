@@ -187,8 +187,7 @@ void write_nonfinite(const Report& report, const TextStyle& style, std::ostream&
     }
     std::string place;
     if (parameter.first_nonfinite) {
-      place =
-          fmt::format("{} rank {}, ", index_text(parameter.first_nonfinite->index), parameter.first_nonfinite->rank);
+      place = fmt::format("{} rank {} ", index_text(parameter.first_nonfinite->index), parameter.first_nonfinite->rank);
     }
     line(out, style, "",
          fmt::format("{} {}({})", printable(parameter.name), place, nonfinite_counts(*parameter.statistics)));
@@ -200,16 +199,17 @@ void write_findings(const Report& report, const TextStyle& style, std::ostream& 
     line(out, style, "findings", "none");
     return;
   }
-  // Non-finite values have lines of their own.
-  const auto nonfinite = static_cast<std::size_t>(std::count_if(
-      report.findings.begin(), report.findings.end(), [](const Finding& f) { return f.kind == "nonfinite"; }));
-  const std::size_t others = report.findings.size() - nonfinite;
+  // Non-finite values have lines of their own, unless they were replaced before anything was measured.
+  const bool placed = first_nonfinite_parameter(report).has_value();
+  const auto is_above = [placed](const Finding& finding) { return placed && finding.kind == "nonfinite"; };
+  const auto above = static_cast<std::size_t>(std::count_if(report.findings.begin(), report.findings.end(), is_above));
+  const std::size_t others = report.findings.size() - above;
   line(out, style, "findings",
-       grouped(report.findings.size()) + (nonfinite != 0 ? fmt::format(", {} of them above", grouped(nonfinite)) : ""),
-       {}, Ink::warning);
+       grouped(report.findings.size()) + (above != 0 ? fmt::format(", {} of them above", grouped(above)) : ""), {},
+       Ink::warning);
   std::size_t shown = 0;
   for (const Finding& finding : report.findings) {
-    if (finding.kind == "nonfinite") continue;
+    if (is_above(finding)) continue;
     if (++shown > kMostFindings) {
       out << fmt::format("  ... and {} more: --report FILE.json has all\n", others - kMostFindings);
       break;

@@ -116,7 +116,7 @@ double reference_term_of(DType dtype, double x, double normalizer, double p) {
                                       : static_cast<double>(static_cast<float>(a) / static_cast<float>(normalizer)));
   if (std::isinf(p)) return 0.0;
   if (p == 2.0) return product(q, q);
-  if (p == 3.0) return product(product(q, q), q);
+  if (p == 3.0 && dtype != DType::float16) return product(product(q, q), q);
   if (dtype == DType::float64) return std::pow(q, p);
   return rounded(dtype, static_cast<double>(std::pow(static_cast<float>(q), static_cast<float>(p))));
 }

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "../report/small_model.hpp"
+#include "small_model.hpp"
 
 namespace gradclip {
 namespace {

@@ -2,6 +2,7 @@
 // A model of five parameters on two pipeline stages, measured by hand.
 
 #include <cmath>
+#include <limits>
 
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/dump/manifest.hpp"

@@ -1,0 +1,109 @@
+// The stream hands every chunk on once and in order, whatever the blocks and threads.
+
+#include "gradclip/stream/shard_stream.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "dump_builder.hpp"
+#include "gradclip/backend/reduction.hpp"
+#include "gradclip/stream/task_list.hpp"
+
+namespace gradclip {
+namespace {
+
+using test::DumpBuilder;
+using test::TemporaryDirectory;
+
+constexpr std::int64_t kLarge = 5 * static_cast<std::int64_t>(kChunkElements) + 77;
+
+/// One rank with a tensor of six chunks between small and empty ones.
+std::filesystem::path build(const TemporaryDirectory& directory) {
+  DumpBuilder dump(directory / "dump", 1);
+  std::vector<double> large;
+  for (std::int64_t i = 0; i < kLarge; ++i) large.push_back(static_cast<double>(i % 1021 - 510));
+  const auto plain = [](std::string name, std::int64_t elements, std::string dtype) {
+    return test::ParameterSpec{.name = std::move(name), .shape = {elements}, .dtype = std::move(dtype), .ranks = {0},
+                               .copies = "distinct"};
+  };
+  dump.parameter(plain("small", 3, "float32")).tensor("small", {1, -2, 3});
+  dump.parameter(plain("large", kLarge, "float32")).tensor("large", large);
+  dump.parameter(plain("empty", 0, "float32")).tensor("empty", {});
+  dump.parameter(plain("wide", 5, "float64")).tensor("wide", {0.5, 0, -0.25, 8, 1e300});
+  dump.parameter(plain("none", 7, "float32")).none(0, "none");
+  dump.parameter(plain("narrow", 9, "bfloat16")).tensor("narrow", {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  return dump.write();
+}
+
+/// Everything the sink hears, by task; and that it hears it in order.
+std::map<std::size_t, std::vector<MeasuredChunk>> listen(DumpReader& reader, StreamOptions options) {
+  const auto backend = make_backend(DeviceChoice::cpu).backend;
+  ShardStream stream(*backend, options);
+  TaskList list = list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  for (ShardTask& task : list.tasks) task.fingerprint = true;
+  std::map<std::size_t, std::vector<MeasuredChunk>> heard;
+  std::mutex mutex;
+  stream.measure(list.tasks, list.factors, {}, [&](const MeasuredChunk& chunk) {
+    const std::lock_guard lock(mutex);
+    heard[list.tasks[chunk.task].parameter].push_back(chunk);
+  });
+  return heard;
+}
+
+TEST(ShardStream, EveryChunkOnceAndInOrder) {
+  const TemporaryDirectory directory;
+  DumpReader reader(build(directory));
+  std::optional<std::map<std::size_t, std::vector<MeasuredChunk>>> first;
+  for (const std::size_t threads : {1u, 2u, 5u}) {
+    for (const std::size_t block_bytes : {std::size_t{1}, std::size_t{300'000}, std::size_t{1} << 20, std::size_t{64} << 20}) {
+      StreamOptions options;
+      options.threads = threads;
+      options.block_bytes = block_bytes;
+      const auto heard = listen(reader, options);
+      ASSERT_EQ(heard.size(), 4u);  // the empty tensor and the None gradient have no chunks
+      const std::vector<MeasuredChunk>& large = heard.at(1);
+      ASSERT_EQ(large.size(), 6u);
+      for (std::size_t i = 0; i < large.size(); ++i) {
+        EXPECT_EQ(large[i].position, i * kChunkElements);
+        EXPECT_EQ(large[i].count, i < 5 ? kChunkElements : 77u);
+      }
+      EXPECT_EQ(heard.at(0).front().statistics.power_sum, 14.0);
+      EXPECT_EQ(heard.at(5).front().statistics.signed_sum, 45.0);
+      if (!first) first = heard;
+      for (const auto& [parameter, chunks] : heard) {
+        for (std::size_t i = 0; i < chunks.size(); ++i) {
+          EXPECT_EQ(chunks[i].statistics.power_sum, first->at(parameter)[i].statistics.power_sum);
+          EXPECT_EQ(chunks[i].fingerprint, first->at(parameter)[i].fingerprint);
+        }
+      }
+    }
+  }
+}
+
+TEST(ShardStream, TheFirstErrorEndsThePass) {
+  const TemporaryDirectory directory;
+  DumpReader reader(build(directory));
+  const auto backend = make_backend(DeviceChoice::cpu).backend;
+  StreamOptions options;
+  options.threads = 3;
+  options.block_bytes = 1;
+  ShardStream stream(*backend, options);
+  const TaskList list = list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  EXPECT_THROW(stream.measure(list.tasks, list.factors, {},
+                              [](const MeasuredChunk&) { throw Error(ExitCode::resources, {.where = "a test"}); }),
+               Error);
+}
+
+TEST(TaskList, KnowsNoneGradients) {
+  const TemporaryDirectory directory;
+  DumpReader reader(build(directory));
+  const TaskList list = list_tasks(reader, {0, 6}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  EXPECT_EQ(list.tasks.size(), 5u);
+  ASSERT_EQ(list.none.size(), 1u);
+  EXPECT_EQ(list.none.front().parameter, 4u);
+}
+
+}  // namespace
+}  // namespace gradclip
