@@ -565,7 +565,7 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   if (options.expert_tp_replication_factor) step.expert_tp_replication_factor = *options.expert_tp_replication_factor;
   if (options.foreach) step.foreach = *options.foreach;
   if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
-  check_step(step, ExitCode::usage);
+  check_step(step, ExitCode::bad_input);  // the command line's own numbers were checked when they were read
   return step;
 }
 

@@ -24,11 +24,11 @@ struct TrainingStep {
   bool use_torch_clip_grad_norm = false;
 };
 
-/// The manifest's "training" with its defaults. Errors: Error(bad_input) for a value that cannot be (p <= 0, a negative or
-/// NaN max_norm, dp_group_size <= 0, negative num_label_tokens, replication factor < 1).
+/// The manifest's "training" with its defaults, unchecked: the command line may replace what cannot be.
 [[nodiscard]] TrainingStep recorded_step(const Manifest& manifest);
 
-/// The same checks for a step that the command line has changed. @param code  usage or bad_input
+/// Refuses a value that cannot be: p <= 0, a negative or NaN max_norm, dp_group_size <= 0, negative num_label_tokens, a
+/// replication factor < 1. @param code  usage or bad_input: where the value comes from
 void check_step(const TrainingStep& step, ExitCode code);
 
 struct ScalePlan {

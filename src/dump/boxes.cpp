@@ -7,8 +7,8 @@ namespace gradclip {
 namespace {
 
 /// Advances a row-major counter within [low, high) by `step`, dimensions [0, last] only. @return false past the end.
-bool advance(std::vector<std::uint64_t>& at, const std::vector<std::uint64_t>& low, const std::vector<std::uint64_t>& high,
-             const std::vector<std::uint64_t>& step, std::size_t dimensions) {
+bool advance(std::vector<std::uint64_t>& at, const std::vector<std::uint64_t>& low,
+             const std::vector<std::uint64_t>& high, const std::vector<std::uint64_t>& step, std::size_t dimensions) {
   for (std::size_t d = dimensions; d-- > 0;) {
     at[d] += step[d];
     if (at[d] < high[d]) return true;

@@ -15,10 +15,11 @@ struct Box {
   [[nodiscard]] std::uint64_t elements() const noexcept;
 };
 
-/// The boxes that, one after another in row-major order each, are elements [first, first + count): at most two for every
-/// dimension. None for count = 0; one without dimensions for a 0-dim array.
+/// The boxes that, one after another in row-major order each, are elements [first, first + count): at most two for
+/// every dimension. None for count = 0; one without dimensions for a 0-dim array.
 /// @pre first + count <= product of shape
-[[nodiscard]] std::vector<Box> boxes_of_range(std::span<const std::int64_t> shape, std::uint64_t first, std::uint64_t count);
+[[nodiscard]] std::vector<Box> boxes_of_range(std::span<const std::int64_t> shape, std::uint64_t first,
+                                              std::uint64_t count);
 
 /// Calls `visit(chunk)` for the start of each chunk of a grid that the box touches, in row-major order.
 void for_each_chunk(const Box& box, std::span<const std::uint64_t> chunk,

@@ -12,11 +12,15 @@
 namespace gradclip {
 namespace {
 
-XXH3_state_t* as_state(void* state) noexcept { return static_cast<XXH3_state_t*>(state); }
+XXH3_state_t* as_state(void* state) noexcept {
+  return static_cast<XXH3_state_t*>(state);
+}
 
 }  // namespace
 
-void Checksum::Free::operator()(void* state) const noexcept { XXH3_freeState(as_state(state)); }
+void Checksum::Free::operator()(void* state) const noexcept {
+  XXH3_freeState(as_state(state));
+}
 
 Checksum::Checksum() : state_(XXH3_createState()) {
   if (!state_) throw std::bad_alloc();
@@ -30,14 +34,18 @@ void Checksum::update(const void* data, std::size_t size) noexcept {
   if (size != 0) XXH3_64bits_update(as_state(state_.get()), data, size);
 }
 
-std::uint64_t Checksum::digest() const noexcept { return XXH3_64bits_digest(as_state(state_.get())); }
+std::uint64_t Checksum::digest() const noexcept {
+  return XXH3_64bits_digest(as_state(state_.get()));
+}
 
 std::uint64_t xxh3_64(const void* data, std::size_t size) noexcept {
   static constexpr char kNothing = 0;
   return XXH3_64bits(size == 0 ? &kNothing : data, size);
 }
 
-std::string checksum_text(std::uint64_t value) { return fmt::format("{:016x}", value); }
+std::string checksum_text(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
 
 std::optional<std::uint64_t> parse_checksum(std::string_view text) noexcept {
   std::uint64_t value = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Reading chunked datasets without HDF5's own pipeline: chunks are read through the library as they are stored, and decoded
-// here, by several threads at once.
+// Reading chunked datasets without HDF5's own pipeline: chunks are read through the library as they are stored, and
+// decoded here, by several threads at once.
 
 #include <cstdint>
 #include <string>

@@ -13,8 +13,8 @@
 
 namespace gradclip {
 
-/// Opens rank files when they are asked for and keeps the most recently used ones open (fewer than RLIMIT_NOFILE allows;
-/// the soft limit is raised towards the hard one first). Never writes.
+/// Opens rank files when they are asked for and keeps the most recently used ones open (fewer than RLIMIT_NOFILE
+/// allows; the soft limit is raised towards the hard one first). Never writes.
 class DumpReader {
  public:
   /// Reads and checks the manifest; opens no rank file. Errors: as read_manifest().

@@ -24,8 +24,9 @@ namespace fs = std::filesystem;
 constexpr const char* kMarker = ".gradclip-partial";
 
 [[noreturn]] void refuse(const fs::path& path, std::string found, std::string advice) {
-  throw Error(ExitCode::usage,
-              {.where = "output " + path.string(), .found = std::move(found), .expected = {}, .advice = std::move(advice)});
+  throw Error(
+      ExitCode::usage,
+      {.where = "output " + path.string(), .found = std::move(found), .expected = {}, .advice = std::move(advice)});
 }
 
 bool contains(const fs::path& outer, const fs::path& inner) {
@@ -62,7 +63,8 @@ bool is_dump(const fs::path& directory) {
 
 void refuse_foreign(const fs::path& output) {
   if (!is_dump(output)) {
-    refuse(output, "exists and is not a gradclip dump", "it will not be replaced; choose another name or remove it yourself");
+    refuse(output, "exists and is not a gradclip dump",
+           "it will not be replaced; choose another name or remove it yourself");
   }
 }
 
@@ -70,7 +72,9 @@ int rename_with(const fs::path& from, const fs::path& to, unsigned flags) {
   return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;
 }
 
-bool not_supported(int error) { return error == ENOSYS || error == EINVAL || error == EOPNOTSUPP; }
+bool not_supported(int error) {
+  return error == ENOSYS || error == EINVAL || error == EOPNOTSUPP;
+}
 
 void rename_or_throw(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) throw system_error(to, "rename " + from.string() + " to it", errno);

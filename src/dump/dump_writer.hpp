@@ -1,8 +1,8 @@
 #pragma once
 // Writing a dump of the input's layout: whole or absent.
 //
-// Everything is written to OUT.partial beside OUT; rank files first, each checksummed and synced, the manifest last, then
-// one rename to OUT. Whoever is destroyed before finish() removes what it made.
+// Everything is written to OUT.partial beside OUT; rank files first, each checksummed and synced, the manifest last,
+// then one rename to OUT. Whoever is destroyed before finish() removes what it made.
 
 #include <cstdint>
 #include <filesystem>
@@ -25,8 +25,8 @@ class RankFileWriter {
   RankFileWriter& operator=(const RankFileWriter&) = delete;
 
   /// Writes elements [first, first + count) of a parameter's local shard. Thread-safe; every element is written exactly
-  /// once. A shard's pieces may come from several threads, but are begun in ascending order of (order of parameters in the
-  /// file, first): a piece waits for the hash of the one before it. Errors: Error(resources).
+  /// once. A shard's pieces may come from several threads, but are begun in ascending order of (order of parameters in
+  /// the file, first): a piece waits for the hash of the one before it. Errors: Error(resources).
   void write(std::size_t parameter, std::uint64_t first, std::uint64_t count, const std::byte* from);
 
   /// Wakes every thread that waits in write(), which then throws: for a caller whose other thread failed. Nothrow.
@@ -60,8 +60,8 @@ class DumpWriter {
 
   [[nodiscard]] std::unique_ptr<RankFileWriter> begin(std::shared_ptr<const RankFile> input);
 
-  /// Writes the manifest, syncs, renames OUT.partial to OUT (an exchange with the old OUT where `overwrite`, which is then
-  /// removed). The process that prepared calls it, once all rank files are finished.
+  /// Writes the manifest, syncs, renames OUT.partial to OUT (an exchange with the old OUT where `overwrite`, which is
+  /// then removed). The process that prepared calls it, once all rank files are finished.
   void finish(const ManifestChanges& changes);
 
   /// Removes what all processes have written so far: for a process that ends the run. Nothrow.

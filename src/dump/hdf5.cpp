@@ -65,9 +65,15 @@ ElementType element_type(const Handle& type, const std::string& where) {
       result.exponent_bias = H5Tget_ebias(type.id());
       result.implied_one = H5Tget_norm(type.id()) == H5T_NORM_IMPLIED;
       break;
-    case H5T_OPAQUE: result.type_class = ElementType::Class::opaque; break;
-    case H5T_STRING: result.type_class = ElementType::Class::string; break;
-    default: result.type_class = ElementType::Class::other; break;
+    case H5T_OPAQUE:
+      result.type_class = ElementType::Class::opaque;
+      break;
+    case H5T_STRING:
+      result.type_class = ElementType::Class::string;
+      break;
+    default:
+      result.type_class = ElementType::Class::other;
+      break;
   }
   return result;
 }
@@ -100,16 +106,30 @@ std::vector<Filter> filters_of(const Handle& properties, const std::string& wher
   return filters;
 }
 
-Handle open_object(const Handle& location, const std::string& name, const std::string& where) {
+void require_hard_link(const Handle& location, const std::string& name, const std::string& where) {
   const LinkKind kind = link_kind(location, name, where);
   if (kind != LinkKind::hard) refuse_link(kind, where);
-  return owned(H5Oopen(location.id(), name.c_str(), H5P_DEFAULT), where, "open it");
+}
+
+Handle open_as_dataset(const Handle& location, const std::string& name, const std::string& where) {
+  require_hard_link(location, name, where);
+  const hid_t id = H5Dopen2(location.id(), name.c_str(), H5P_DEFAULT);
+  if (id >= 0) return Handle(id);
+  const std::string text = take_error_text();
+  const Handle object(H5Oopen(location.id(), name.c_str(), H5P_DEFAULT));
+  if (object && H5Iget_type(object.id()) != H5I_DATASET) {
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "is not a dataset", .expected = "a dataset", .advice = {}});
+  }
+  H5Eclear2(H5E_DEFAULT);
+  throw Error(ExitCode::bad_input,
+              {.where = where, .found = "cannot open it: HDF5: " + text, .expected = {}, .advice = {}});
 }
 
 void read_chunking(const Handle& properties, const Handle& space, Dataset& dataset, const std::string& where) {
   std::vector<hsize_t> chunk(std::max<std::size_t>(dataset.shape.size(), 1));
-  const int dimensions =
-      checked(H5Pget_chunk(properties.id(), static_cast<int>(chunk.size()), chunk.data()), where, "read the chunk shape");
+  const int dimensions = checked(H5Pget_chunk(properties.id(), static_cast<int>(chunk.size()), chunk.data()), where,
+                                 "read the chunk shape");
   if (dimensions != static_cast<int>(dataset.shape.size())) {
     throw Error(ExitCode::bad_input,
                 {.where = where, .found = "has chunks of another rank than its shape", .expected = {}, .advice = {}});
@@ -144,14 +164,16 @@ std::string trimmed(const char* data, std::size_t size, H5T_str_t padding) {
 template <class Read>
 std::vector<std::string> strings(const Handle& type, const Handle& space, const std::string& where, Read&& read) {
   if (H5Tget_class(type.id()) != H5T_STRING) {
-    throw Error(ExitCode::bad_input, {.where = where, .found = "does not hold strings", .expected = "strings", .advice = {}});
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "does not hold strings", .expected = "strings", .advice = {}});
   }
-  const auto count = static_cast<std::uint64_t>(
-      checked(H5Sget_simple_extent_npoints(space.id()), where, "read the shape"));
+  const auto count =
+      static_cast<std::uint64_t>(checked(H5Sget_simple_extent_npoints(space.id()), where, "read the shape"));
   const bool variable = checked(H5Tis_variable_str(type.id()), where, "read the string type") > 0;
   const std::size_t size = variable ? sizeof(char*) : H5Tget_size(type.id());
   if (size == 0 || count > kMaxTextBytes / size) {
-    throw Error(ExitCode::bad_input, {.where = where, .found = "declares more than 1 GiB of text", .expected = {}, .advice = {}});
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "declares more than 1 GiB of text", .expected = {}, .advice = {}});
   }
   std::vector<std::string> result;
   result.reserve(count);
@@ -189,11 +211,11 @@ std::optional<Attribute> open_attribute(const Handle& object, const char* name, 
 }
 
 [[noreturn]] void refuse_attribute(const Attribute& attribute, const char* expected) {
-  throw Error(ExitCode::bad_input,
-              {.where = attribute.where,
-               .found = fmt::format("is {} x {}", attribute.count, describe(element_type(attribute.type, attribute.where))),
-               .expected = expected,
-               .advice = {}});
+  throw Error(ExitCode::bad_input, {.where = attribute.where,
+                                    .found = fmt::format("is {} x {}", attribute.count,
+                                                         describe(element_type(attribute.type, attribute.where))),
+                                    .expected = expected,
+                                    .advice = {}});
 }
 
 }  // namespace
@@ -208,16 +230,21 @@ std::string take_error_text() {
 }
 
 void fail(ExitCode code, const std::string& where, const std::string& doing) {
-  throw Error(code,
-              {.where = where, .found = "cannot " + doing + ": HDF5: " + take_error_text(), .expected = {}, .advice = {}});
+  throw Error(
+      code,
+      {.where = where, .found = "cannot " + doing + ": HDF5: " + take_error_text(), .expected = {}, .advice = {}});
 }
 
 LinkKind kind_of(H5L_type_t type) noexcept {
   switch (type) {
-    case H5L_TYPE_HARD: return LinkKind::hard;
-    case H5L_TYPE_SOFT: return LinkKind::soft;
-    case H5L_TYPE_EXTERNAL: return LinkKind::external;
-    default: return LinkKind::other;
+    case H5L_TYPE_HARD:
+      return LinkKind::hard;
+    case H5L_TYPE_SOFT:
+      return LinkKind::soft;
+    case H5L_TYPE_EXTERNAL:
+      return LinkKind::external;
+    default:
+      return LinkKind::other;
   }
 }
 
@@ -226,7 +253,8 @@ void refuse_link(LinkKind kind, const std::string& where) {
                       : kind == LinkKind::soft     ? "is a soft link"
                       : kind == LinkKind::external ? "is an external link"
                                                    : "is a link of an unknown kind";
-  throw Error(ExitCode::bad_input, {.where = where, .found = found, .expected = "an object of this file", .advice = {}});
+  throw Error(ExitCode::bad_input,
+              {.where = where, .found = found, .expected = "an object of this file", .advice = {}});
 }
 
 void refuse_foreign_storage(hid_t properties, const std::string& where) {
@@ -237,8 +265,9 @@ void refuse_foreign_storage(hid_t properties, const std::string& where) {
                                       .advice = {}});
   }
   if (checked(H5Pget_external_count(properties), where, "read the storage") > 0) {
-    throw Error(ExitCode::bad_input,
-                {.where = where, .found = "keeps its data in an external file", .expected = "data in this file", .advice = {}});
+    throw Error(
+        ExitCode::bad_input,
+        {.where = where, .found = "keeps its data in an external file", .expected = "data in this file", .advice = {}});
   }
 }
 
@@ -286,15 +315,22 @@ std::string library_version() {
 
 std::string describe(const ElementType& type) {
   const auto bits = [&] {
-    return fmt::format("{}-bit {}", type.size * 8, type.size == 1 ? "" : type.little_endian ? "little-endian " : "big-endian ");
+    return fmt::format("{}-bit {}", type.size * 8,
+                       type.size == 1       ? ""
+                       : type.little_endian ? "little-endian "
+                                            : "big-endian ");
   };
   switch (type.type_class) {
     case ElementType::Class::floating:
       return fmt::format("{}float (exponent {}, mantissa {} bits)", bits(), type.exponent_size, type.mantissa_size);
-    case ElementType::Class::integer: return bits() + (type.is_signed ? "signed integer" : "unsigned integer");
-    case ElementType::Class::opaque: return fmt::format("{} opaque bytes", type.size);
-    case ElementType::Class::string: return "string";
-    case ElementType::Class::other: break;
+    case ElementType::Class::integer:
+      return bits() + (type.is_signed ? "signed integer" : "unsigned integer");
+    case ElementType::Class::opaque:
+      return fmt::format("{} opaque bytes", type.size);
+    case ElementType::Class::string:
+      return "string";
+    case ElementType::Class::other:
+      break;
   }
   return "compound or other type";
 }
@@ -305,7 +341,8 @@ std::uint64_t Dataset::elements() const noexcept {
   return product;
 }
 
-// ---- files, groups, datasets ------------------------------------------------------------------------------------------
+// ---- files, groups, datasets
+// ------------------------------------------------------------------------------------------
 
 Handle open_file(const std::filesystem::path& path) {
   const auto lock = lock_library();
@@ -320,10 +357,9 @@ Handle open_file(const std::filesystem::path& path) {
   } else if (text.find("truncated") != std::string::npos) {
     advice = "the file is incomplete; copy or record it again";
   }
-  throw Error(ExitCode::bad_input, {.where = path.string(),
-                                    .found = "cannot be opened as an HDF5 file: " + text,
-                                    .expected = {},
-                                    .advice = advice});
+  throw Error(
+      ExitCode::bad_input,
+      {.where = path.string(), .found = "cannot be opened as an HDF5 file: " + text, .expected = {}, .advice = advice});
 }
 
 std::uint64_t user_block_size(const Handle& file, const std::string& where) {
@@ -355,7 +391,8 @@ std::vector<std::string> link_names(const Handle& group, const std::string& wher
 
 Handle open_group(const Handle& location, const std::string& name, const std::string& where) {
   const auto lock = lock_library();
-  Handle object = open_object(location, name, where);
+  require_hard_link(location, name, where);
+  Handle object = owned(H5Oopen(location.id(), name.c_str(), H5P_DEFAULT), where, "open it");
   if (H5Iget_type(object.id()) != H5I_GROUP) {
     throw Error(ExitCode::bad_input, {.where = where, .found = "is not a group", .expected = "a group", .advice = {}});
   }
@@ -365,13 +402,10 @@ Handle open_group(const Handle& location, const std::string& name, const std::st
 Dataset open_dataset(const Handle& location, const std::string& name, const std::string& where) {
   const auto lock = lock_library();
   Dataset dataset;
-  dataset.handle = open_object(location, name, where);
+  dataset.handle = open_as_dataset(location, name, where);
   const hid_t id = dataset.handle.id();
-  if (H5Iget_type(id) != H5I_DATASET) {
-    throw Error(ExitCode::bad_input, {.where = where, .found = "is not a dataset", .expected = "a dataset", .advice = {}});
-  }
-  // Only contiguous data of this very file has an offset; asking for it is far cheaper than for the creation properties.
-  // Before anything else, because the library opens other files to tell the shape of some virtual datasets.
+  // Only contiguous data of this very file has an offset; asking for it is far cheaper than for the creation
+  // properties. Before anything else, because the library opens other files to tell the shape of some virtual datasets.
   Handle properties;
   if (const haddr_t offset = H5Dget_offset(id); offset != HADDR_UNDEF) {
     dataset.offset = offset;
@@ -397,20 +431,23 @@ Dataset open_dataset(const Handle& location, const std::string& name, const std:
   const Handle type = owned(H5Dget_type(id), where, "read the element type");
   dataset.type = element_type(type, where);
   if (dataset.elements() > std::numeric_limits<std::int64_t>::max() / dataset.type.size) {
-    throw Error(ExitCode::bad_input, {.where = where, .found = "declares 2^63 bytes or more", .expected = {}, .advice = {}});
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "declares 2^63 bytes or more", .expected = {}, .advice = {}});
   }
   dataset.stored_bytes = H5Dget_storage_size(id);
   if (dataset.storage == Storage::chunked) read_chunking(properties, space, dataset, where);
   return dataset;
 }
 
-// ---- attributes -------------------------------------------------------------------------------------------------------
+// ---- attributes
+// -------------------------------------------------------------------------------------------------------
 
 std::optional<std::string> string_attribute(const Handle& object, const char* name, const std::string& where) {
   const auto lock = lock_library();
   const auto attribute = open_attribute(object, name, where);
   if (!attribute) return std::nullopt;
-  if (attribute->count != 1 || H5Tget_class(attribute->type.id()) != H5T_STRING) refuse_attribute(*attribute, "one string");
+  if (attribute->count != 1 || H5Tget_class(attribute->type.id()) != H5T_STRING)
+    refuse_attribute(*attribute, "one string");
   return strings(attribute->type, attribute->space, attribute->where,
                  [&](hid_t type, void* to) { return H5Aread(attribute->handle.id(), type, to); })[0];
 }
@@ -455,7 +492,8 @@ std::optional<IntegerList> integer_attribute(const Handle& object, const char* n
   return list;
 }
 
-// ---- data -------------------------------------------------------------------------------------------------------------
+// ---- data
+// -------------------------------------------------------------------------------------------------------------
 
 std::vector<std::string> read_strings(const Dataset& dataset, const std::string& where) {
   const auto lock = lock_library();
@@ -466,8 +504,8 @@ std::vector<std::string> read_strings(const Dataset& dataset, const std::string&
   });
 }
 
-void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count, void* to,
-              const std::string& where) {
+void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,
+              void* to, const std::string& where) {
   const auto lock = lock_library();
   const Handle type = owned(H5Dget_type(dataset.handle.id()), where, "read the element type");
   if (start.empty()) {
@@ -479,7 +517,8 @@ void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std:
   const Handle space = owned(H5Dget_space(dataset.handle.id()), where, "read the shape");
   checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, first.data(), nullptr, length.data(), nullptr), where,
           "select a part");
-  const Handle memory = owned(H5Screate_simple(static_cast<int>(length.size()), length.data(), nullptr), where, "select a part");
+  const Handle memory =
+      owned(H5Screate_simple(static_cast<int>(length.size()), length.data(), nullptr), where, "select a part");
   checked(H5Dread(dataset.handle.id(), type.id(), memory.id(), space.id(), H5P_DEFAULT, to), where, "read the data");
 }
 

@@ -48,12 +48,12 @@ struct ElementType {
   Class type_class = Class::other;
   std::size_t size = 0;
   bool little_endian = true;
-  bool is_signed = false;       // integer
-  std::size_t precision = 0;    // integer, floating: significant bits
-  std::size_t bit_offset = 0;   // integer, floating
+  bool is_signed = false;      // integer
+  std::size_t precision = 0;   // integer, floating: significant bits
+  std::size_t bit_offset = 0;  // integer, floating
   std::size_t sign_position = 0, exponent_position = 0, exponent_size = 0, mantissa_position = 0, mantissa_size = 0;
   std::size_t exponent_bias = 0;
-  bool implied_one = false;     // floating: the mantissa's leading bit is not stored
+  bool implied_one = false;  // floating: the mantissa's leading bit is not stored
 };
 /// For messages: "32-bit little-endian float (exponent 8, mantissa 23)".
 [[nodiscard]] std::string describe(const ElementType& type);
@@ -78,7 +78,7 @@ struct Dataset {
   std::vector<Filter> filters;          ///< in the order of writing
   std::uint64_t chunks = 0;             ///< chunked: how many it takes
   std::uint64_t chunks_written = 0;
-  std::uint64_t address = 0;            ///< of the object: two links to one object share it
+  std::uint64_t address = 0;  ///< of the object: two links to one object share it
 
   [[nodiscard]] std::uint64_t elements() const noexcept;
 };
@@ -98,7 +98,8 @@ struct Dataset {
 
 /// Attributes: empty if there is none of that name. Errors: another class of type, more than one element (or 2^20 for
 /// lists). Strings of fixed and of variable length.
-[[nodiscard]] std::optional<std::string> string_attribute(const Handle& object, const char* name, const std::string& where);
+[[nodiscard]] std::optional<std::string> string_attribute(const Handle& object, const char* name,
+                                                          const std::string& where);
 [[nodiscard]] std::optional<double> number_attribute(const Handle& object, const char* name, const std::string& where);
 [[nodiscard]] std::optional<std::uint64_t> unsigned_attribute(const Handle& object, const char* name,
                                                               const std::string& where);
@@ -113,8 +114,8 @@ struct IntegerList {
 [[nodiscard]] std::vector<std::string> read_strings(const Dataset& dataset, const std::string& where);
 
 /// A box of a dataset, in the file's own element type, row-major into `to`.
-void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count, void* to,
-              const std::string& where);
+void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,
+              void* to, const std::string& where);
 
 /// One chunk as it lies in the file, its filters not undone.
 struct StoredChunk {
@@ -125,13 +126,14 @@ struct StoredChunk {
 [[nodiscard]] StoredChunk read_stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start,
                                             std::uint64_t most_bytes, const std::string& where);
 
-// ---- making files (hdf5_write.cpp) -----------------------------------------------------------------------------------
+// ---- making files (hdf5_write.cpp)
+// -----------------------------------------------------------------------------------
 
 /// A new file in the default, oldest format. Errors: Error(resources).
 [[nodiscard]] Handle create_file(const std::filesystem::path& path);
 [[nodiscard]] Handle create_group(const Handle& location, const std::string& name, const std::string& where);
-/// A dataset of the same type, shape, storage and filters as `like`; allocated early if contiguous, never filled, without
-/// object times. @return with handle, offset and storage filled in.
+/// A dataset of the same type, shape, storage and filters as `like`; allocated early if contiguous, never filled,
+/// without object times. @return with handle, offset and storage filled in.
 [[nodiscard]] Dataset create_dataset_like(const Handle& location, const std::string& name, const Dataset& like,
                                           const std::string& where);
 /// A dataset that create_dataset_like() made, opened again for writing.

@@ -65,8 +65,8 @@ void check_copyable(const Handle& from, const std::string& name, const std::stri
   check_visit(H5Ovisit2(object.id(), H5_INDEX_NAME, H5_ITER_INC, check_object, &visit, H5O_INFO_BASIC), visit);
 }
 
-/// Contiguous, allocated so that data can be written by position, never filled, without times. Made once: properties are
-/// what costs most in creating a dataset.
+/// Contiguous, allocated so that data can be written by position, never filled, without times. Made once: properties
+/// are what costs most in creating a dataset.
 hid_t contiguous_properties(const std::string& where) {
   static const hid_t properties = [&] {
     const hid_t made = checked(H5Pcreate(H5P_DATASET_CREATE), where, "set the storage", kWriting);
@@ -78,8 +78,8 @@ hid_t contiguous_properties(const std::string& where) {
   return properties;
 }
 
-/// The same storage, filters and fill value as `like`. What a chunk has beyond the dataset's edge is filled, so that it is
-/// the same in every run.
+/// The same storage, filters and fill value as `like`. What a chunk has beyond the dataset's edge is filled, so that it
+/// is the same in every run.
 Handle chunked_properties(const Dataset& like, const std::string& where) {
   Handle properties = owned(H5Dget_create_plist(like.handle.id()), where, "read the storage", kWriting);
   checked(H5Pset_obj_track_times(properties.id(), false), where, "set the storage", kWriting);
@@ -144,8 +144,9 @@ Dataset create_dataset_like(const Handle& location, const std::string& name, con
   const Handle type = owned(H5Tcopy(stored_type.id()), where, "read the element type");  // no longer a committed one
   const Handle space = owned(H5Dget_space(like.handle.id()), where, "read the shape");
   Dataset dataset;
-  dataset.handle = owned(H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, creation, H5P_DEFAULT),
-                         where, "create it", kWriting);
+  dataset.handle =
+      owned(H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, creation, H5P_DEFAULT), where,
+            "create it", kWriting);
   dataset.shape = like.shape;
   dataset.type = like.type;
   dataset.storage = like.storage;
@@ -180,7 +181,8 @@ void write_box(const Handle& dataset, std::span<const std::uint64_t> start, std:
           "select a part", kWriting);
   const Handle memory = owned(H5Screate_simple(static_cast<int>(length.size()), length.data(), nullptr), where,
                               "select a part", kWriting);
-  checked(H5Dwrite(dataset.id(), type.id(), memory.id(), space.id(), H5P_DEFAULT, from), where, "write the data", kWriting);
+  checked(H5Dwrite(dataset.id(), type.id(), memory.id(), space.id(), H5P_DEFAULT, from), where, "write the data",
+          kWriting);
 }
 
 void create_text_like(const Handle& location, const std::string& name, const Dataset& like, const std::string& text,
@@ -193,9 +195,9 @@ void create_text_like(const Handle& location, const std::string& name, const Dat
   const Handle space = owned(H5Dget_space(like.handle.id()), where, "read the shape");
   const Handle properties = owned(H5Pcreate(H5P_DATASET_CREATE), where, "set the storage", kWriting);
   checked(H5Pset_obj_track_times(properties.id(), false), where, "set the storage", kWriting);
-  const Handle dataset = owned(
-      H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, properties.id(), H5P_DEFAULT), where,
-      "create it", kWriting);
+  const Handle dataset =
+      owned(H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, properties.id(), H5P_DEFAULT),
+            where, "create it", kWriting);
   const char* pointer = text.c_str();
   checked(H5Dwrite(dataset.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT,
                    variable ? static_cast<const void*>(&pointer) : text.c_str()),
@@ -233,7 +235,8 @@ void write_unsigned_attribute(const Handle& object, const char* name, std::uint6
 void copy_object(const Handle& from, const std::string& name, const Handle& to, const std::string& where) {
   const auto lock = lock_library();
   check_copyable(from, name, where);
-  checked(H5Ocopy(from.id(), name.c_str(), to.id(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT), where, "copy it", kWriting);
+  checked(H5Ocopy(from.id(), name.c_str(), to.id(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT), where, "copy it",
+          kWriting);
 }
 
 }  // namespace gradclip::hdf5

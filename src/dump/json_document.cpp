@@ -18,13 +18,27 @@ void append_json_string(std::string& to, std::string_view text) {
   to += '"';
   for (const char c : text) {
     switch (c) {
-      case '"': to += "\\\""; break;
-      case '\\': to += "\\\\"; break;
-      case '\b': to += "\\b"; break;
-      case '\f': to += "\\f"; break;
-      case '\n': to += "\\n"; break;
-      case '\r': to += "\\r"; break;
-      case '\t': to += "\\t"; break;
+      case '"':
+        to += "\\\"";
+        break;
+      case '\\':
+        to += "\\\\";
+        break;
+      case '\b':
+        to += "\\b";
+        break;
+      case '\f':
+        to += "\\f";
+        break;
+      case '\n':
+        to += "\\n";
+        break;
+      case '\r':
+        to += "\\r";
+        break;
+      case '\t':
+        to += "\\t";
+        break;
       default:
         if (static_cast<unsigned char>(c) < 0x20) {
           to += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
@@ -36,8 +50,8 @@ void append_json_string(std::string& to, std::string_view text) {
   to += '"';
 }
 
-/// Builds values and the canonical text side by side. The canonical text of all open containers is one string; an object
-/// whose keys turn out not to be sorted is put in order when it ends.
+/// Builds values and the canonical text side by side. The canonical text of all open containers is one string; an
+/// object whose keys turn out not to be sorted is put in order when it ends.
 class Builder : public nlohmann::json_sax<json> {
  public:
   Builder(std::string_view text, const std::string& where, const JsonStream* stream)
@@ -87,18 +101,20 @@ class Builder : public nlohmann::json_sax<json> {
     return close();
   }
 
-  bool parse_error(std::size_t position, const std::string& last_token, const nlohmann::detail::exception& error) override {
+  bool parse_error(std::size_t position, const std::string& last_token,
+                   const nlohmann::detail::exception& error) override {
     const std::string path = current_path();
     const std::string where = path.empty() ? where_ : where_ + ", " + path;
     for (std::size_t back = 1; back <= 2; ++back) {
       if (position < back) break;
       const std::string_view rest = text_.substr(std::min(position - back, text_.size()));
       if (rest.starts_with("NaN") || rest.starts_with("Infinity") || rest.starts_with("-Infinity")) {
-        throw Error(ExitCode::bad_input,
-                    {.where = where,
-                     .found = fmt::format("bare {}, which JSON does not have", rest[0] == 'N' ? "NaN" : "Infinity"),
-                     .expected = "a number, or one of the strings \"nan\", \"inf\", \"-inf\"",
-                     .advice = "write non-finite numbers as these strings (json.dumps(..., allow_nan=False) finds them)"});
+        throw Error(
+            ExitCode::bad_input,
+            {.where = where,
+             .found = fmt::format("bare {}, which JSON does not have", rest[0] == 'N' ? "NaN" : "Infinity"),
+             .expected = "a number, or one of the strings \"nan\", \"inf\", \"-inf\"",
+             .advice = "write non-finite numbers as these strings (json.dumps(..., allow_nan=False) finds them)"});
       }
     }
     if (std::string_view(error.what()).find("out of range") != std::string_view::npos || error.id == 406) {
@@ -116,9 +132,7 @@ class Builder : public nlohmann::json_sax<json> {
                                       .advice = "the file is damaged or was edited by hand"});
   }
 
-  JsonDocument result() && {
-    return {std::move(root_), checksum_};
-  }
+  JsonDocument result() && { return {std::move(root_), checksum_}; }
 
  private:
   struct Member {
@@ -128,10 +142,10 @@ class Builder : public nlohmann::json_sax<json> {
   };
   struct Frame {
     json* value;
-    std::size_t begin;    // of this container in canonical_
-    bool handed_over;     // its members go to the stream
+    std::size_t begin;  // of this container in canonical_
+    bool handed_over;   // its members go to the stream
     std::size_t count = 0;
-    std::string key;      // of the member being read
+    std::string key;  // of the member being read
     std::vector<Member> members;
   };
 
@@ -181,11 +195,10 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool open(json::value_t type) {
     if (frames_.size() >= kMaxJsonDepth) {
-      throw Error(ExitCode::bad_input,
-                  {.where = where_,
-                   .found = "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels",
-                   .expected = {},
-                   .advice = {}});
+      throw Error(ExitCode::bad_input, {.where = where_,
+                                        .found = "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels",
+                                        .expected = {},
+                                        .advice = {}});
     }
     if (frames_.empty() && type != json::value_t::object) refuse_root();
     begin_value();
@@ -258,11 +271,10 @@ class Builder : public nlohmann::json_sax<json> {
   [[noreturn]] void refuse_duplicate(const std::string& key) {
     frames_.back().key.clear();
     const std::string path = current_path();
-    throw Error(ExitCode::bad_input,
-                {.where = path.empty() ? where_ : where_ + ", " + path,
-                 .found = "the key " + quoted(key) + " stands twice",
-                 .expected = "each key once",
-                 .advice = {}});
+    throw Error(ExitCode::bad_input, {.where = path.empty() ? where_ : where_ + ", " + path,
+                                      .found = "the key " + quoted(key) + " stands twice",
+                                      .expected = "each key once",
+                                      .advice = {}});
   }
 
   std::string current_path() const {
@@ -321,8 +333,8 @@ std::vector<JsonMember> root_members(std::string_view text) {
   std::size_t colon = 0;
   const auto end_member = [&](std::size_t end) {
     if (colon == 0) return;
-    members.push_back({without_space(text.substr(member, colon - member)),
-                       without_space(text.substr(colon + 1, end - colon - 1))});
+    members.push_back(
+        {without_space(text.substr(member, colon - member)), without_space(text.substr(colon + 1, end - colon - 1))});
     member = end + 1;
     colon = 0;
   };

@@ -1,6 +1,6 @@
 #pragma once
-// JSON of the format, inside this room: untrusted text to values, with the checksum that vouches for it, and values with
-// the path of each for error messages.
+// JSON of the format, inside this room: untrusted text to values, with the checksum that vouches for it, and values
+// with the path of each for error messages.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,14 +28,17 @@ struct JsonStream {
 
 struct JsonDocument {
   nlohmann::json root;  ///< an object; without what was handed over
-  /// XXH3-64 of the root without its member "checksum", as compact JSON with sorted keys, UTF-8 unescaped, every number in
-  /// its own spelling: the bytes of Python's json.dumps(root, sort_keys=True, separators=(",", ":"), ensure_ascii=False).
+  /// XXH3-64 of the root without its member "checksum", as compact JSON with sorted keys, UTF-8 unescaped, every number
+  /// in its own spelling: the bytes of Python's json.dumps(root, sort_keys=True, separators=(",", ":"),
+  /// ensure_ascii=False).
   std::uint64_t checksum = 0;
 };
 
-/// Errors: Error(bad_input) beginning with `where`, for malformed text, trailing text, duplicate keys (named by path), bare
-/// NaN and Infinity, numbers beyond float64, more than kMaxJsonDepth levels or kMaxJsonBytes, a root that is no object.
-[[nodiscard]] JsonDocument parse_json(std::string_view text, const std::string& where, const JsonStream* stream = nullptr);
+/// Errors: Error(bad_input) beginning with `where`, for malformed text, trailing text, duplicate keys (named by path),
+/// bare NaN and Infinity, numbers beyond float64, more than kMaxJsonDepth levels or kMaxJsonBytes, a root that is no
+/// object.
+[[nodiscard]] JsonDocument parse_json(std::string_view text, const std::string& where,
+                                      const JsonStream* stream = nullptr);
 
 /// Byte ranges of the root's members in text that parse_json() accepted, in its order.
 struct JsonMember {

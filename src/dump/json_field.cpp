@@ -13,15 +13,20 @@ using nlohmann::json;
 
 std::string describe(const json& value) {
   switch (value.type()) {
-    case json::value_t::null: return "null";
-    case json::value_t::boolean: return value.get<bool>() ? "true" : "false";
+    case json::value_t::null:
+      return "null";
+    case json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
     case json::value_t::string: {
       const auto& text = value.get_ref<const std::string&>();
       return "the string " + quoted(text.substr(0, 200)) + (text.size() > 200 ? "..." : "");
     }
-    case json::value_t::object: return fmt::format("an object of {} members", value.size());
-    case json::value_t::array: return fmt::format("a list of {} elements", value.size());
-    default: return "the number " + value.dump();
+    case json::value_t::object:
+      return fmt::format("an object of {} members", value.size());
+    case json::value_t::array:
+      return fmt::format("a list of {} elements", value.size());
+    default:
+      return "the number " + value.dump();
   }
 }
 
@@ -43,7 +48,9 @@ void JsonField::fail(const std::string& found, const std::string& expected, cons
   throw Error(ExitCode::bad_input, {.where = where(), .found = found, .expected = expected, .advice = advice});
 }
 
-void JsonField::fail(const std::string& expected) const { fail("is " + describe(*value_), expected); }
+void JsonField::fail(const std::string& expected) const {
+  fail("is " + describe(*value_), expected);
+}
 
 JsonField JsonField::at(const char* key) const {
   const auto found = object().find(key);
@@ -57,9 +64,13 @@ std::optional<JsonField> JsonField::find(const char* key) const {
   return JsonField(*found, *this, std::string(key));
 }
 
-JsonField JsonField::member(const std::string& key, const json& value) const { return {value, *this, key}; }
+JsonField JsonField::member(const std::string& key, const json& value) const {
+  return {value, *this, key};
+}
 
-JsonField JsonField::element(std::size_t index) const { return {(*value_)[index], *this, index}; }
+JsonField JsonField::element(std::size_t index) const {
+  return {(*value_)[index], *this, index};
+}
 
 const json& JsonField::object() const {
   if (!value_->is_object()) fail("an object");

@@ -39,7 +39,8 @@ std::string where_of(const ParameterEntry& parameter, std::int32_t rank) {
   std::size_t fragments = 0;
   std::size_t rank_files = 0;
   std::size_t temporary = 0;
-  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
     const std::string file = entry->path().filename().string();
     if (file.ends_with(".tmp")) {
       ++temporary;
@@ -56,8 +57,8 @@ std::string where_of(const ParameterEntry& parameter, std::int32_t rank) {
   }
   if (rank_files + temporary != 0) {
     refuse_directory(directory,
-                     fmt::format("is an unfinished dump: {} rank files, {} temporary files, no manifest.json", rank_files,
-                                 temporary),
+                     fmt::format("is an unfinished dump: {} rank files, {} temporary files, no manifest.json",
+                                 rank_files, temporary),
                      "recording ended before the manifest was written; record again");
   }
   refuse_directory(directory, "has no manifest.json", "");
@@ -115,9 +116,12 @@ std::string link_name(const std::string& name) {
 
 std::string_view name(GradientState state) noexcept {
   switch (state) {
-    case GradientState::before_scale: return "before_scale";
-    case GradientState::before_clip: return "before_clip";
-    case GradientState::after_clip: return "after_clip";
+    case GradientState::before_scale:
+      return "before_scale";
+    case GradientState::before_clip:
+      return "before_clip";
+    case GradientState::after_clip:
+      return "after_clip";
   }
   return "";
 }
@@ -158,7 +162,8 @@ ShardLayout Manifest::layout(const ParameterEntry& parameter, std::int32_t rank)
   const DeviceMesh& mesh = meshes[*parameter.mesh];
   std::optional<IndexRange> flat;
   if (const auto range = parameter.flat_ranges.find(rank); range != parameter.flat_ranges.end()) flat = range->second;
-  return shard_layout(parameter.shape, mesh, parameter.layout(), mesh.coordinate(rank), flat, where_of(parameter, rank));
+  return shard_layout(parameter.shape, mesh, parameter.layout(), mesh.coordinate(rank), flat,
+                      where_of(parameter, rank));
 }
 
 ShardRole Manifest::role(const ParameterEntry& parameter, std::int32_t rank, bool expert) const {
@@ -189,7 +194,8 @@ std::string rewritten_manifest(const std::filesystem::path& input_directory, con
   };
   for (const JsonMember& member : root_members(input)) {
     if (member.key == "\"checksum\"") continue;
-    const auto change = std::find_if(replaced.begin(), replaced.end(), [&](const auto& r) { return r.first == member.key; });
+    const auto change =
+        std::find_if(replaced.begin(), replaced.end(), [&](const auto& r) { return r.first == member.key; });
     if (change == replaced.end()) {
       append(member.key, member.value);
     } else if (!change->second.empty()) {

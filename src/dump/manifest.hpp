@@ -29,7 +29,7 @@ enum class GradientState : std::uint8_t { before_scale, before_clip, after_clip 
 /// One entry of "parameters".
 struct ParameterEntry {
   std::string name;
-  std::string dataset;  ///< link name in the rank file: "dataset" as it is, or link_name(name)
+  std::string dataset;       ///< link name in the rank file: "dataset" as it is, or link_name(name)
   bool own_dataset = false;  ///< whether the entry says "dataset"
   std::int64_t model_part = 0;
   std::vector<std::int64_t> shape;  ///< global; each >= 0, the product below 2^62
@@ -39,9 +39,9 @@ struct ParameterEntry {
   /// Which of several DeviceMesh objects with these ranks and names it was. The reference groups by the object, which
   /// changes the roundings of its totals and nothing else.
   std::int64_t mesh_object = 0;
-  std::vector<Placement> placements;  ///< the parameter's, one per mesh dimension
+  std::vector<Placement> placements;                          ///< the parameter's, one per mesh dimension
   std::optional<std::vector<Placement>> gradient_placements;  ///< where the gradient's differ
-  std::vector<std::int32_t> ranks;    ///< plain tensors: who holds one, ascending
+  std::vector<std::int32_t> ranks;                            ///< plain tensors: who holds one, ascending
   Copies copies = Copies::undeclared;
   std::optional<bool> expert;
   std::optional<std::string> tied;
@@ -98,23 +98,24 @@ struct Manifest {
   [[nodiscard]] bool holds(const ParameterEntry& parameter, std::int32_t rank) const;
   [[nodiscard]] std::string rank_file_name(std::int32_t rank) const;
 
-  /// Whether the parameter is an expert's (docs/arithmetic.md): a mesh with the ep axis, marked "expert", or a name that
-  /// matches Transformer Engine's grouped experts. @param ep_axis_name empty: no axis.
+  /// Whether the parameter is an expert's (docs/arithmetic.md): a mesh with the ep axis, marked "expert", or a name
+  /// that matches Transformer Engine's grouped experts. @param ep_axis_name empty: no axis.
   [[nodiscard]] bool is_expert(const ParameterEntry& parameter, const std::string& ep_axis_name) const;
 
   /// The layout that the manifest gives rank's shard. @pre holds(parameter, rank)
   [[nodiscard]] ShardLayout layout(const ParameterEntry& parameter, std::int32_t rank) const;
-  /// The copy and addend groups of rank's shard; for plain tensors from "copies" (undeclared: distinct for experts, else
-  /// replicated). @pre holds(parameter, rank)
+  /// The copy and addend groups of rank's shard; for plain tensors from "copies" (undeclared: distinct for experts,
+  /// else replicated). @pre holds(parameter, rank)
   [[nodiscard]] ShardRole role(const ParameterEntry& parameter, std::int32_t rank, bool expert) const;
 };
 
 /// Reads and checks DIRECTORY/manifest.json.
-/// Errors: Error(bad_input): no such directory; an unfinished dump (no manifest; rank_*.json fragments or a *.tmp are named
-/// as what they are); JSON that is malformed, deeper than 64, larger than 1 GiB, with duplicate keys or bare NaN; a wrong
-/// format or version; any value of the wrong type or range, named by its path in the document ("parameters[3].shape[0]");
-/// unknown placements, meshes, ranks outside world_size or outside the mesh, a rank twice in a mesh, the same parameter
-/// twice on one rank; a checksum that does not match. Error(resources) if it cannot be read.
+/// Errors: Error(bad_input): no such directory; an unfinished dump (no manifest; rank_*.json fragments or a *.tmp are
+/// named as what they are); JSON that is malformed, deeper than 64, larger than 1 GiB, with duplicate keys or bare NaN;
+/// a wrong format or version; any value of the wrong type or range, named by its path in the document
+/// ("parameters[3].shape[0]"); unknown placements, meshes, ranks outside world_size or outside the mesh, a rank twice
+/// in a mesh, the same parameter twice on one rank; a checksum that does not match. Error(resources) if it cannot be
+/// read.
 [[nodiscard]] Manifest read_manifest(const std::filesystem::path& directory);
 
 /// The same for text that is in memory already. @param where  begins every message.
@@ -128,8 +129,10 @@ struct ManifestChanges {
   std::string clip_record;
 };
 
-/// The input's manifest with the changes, unknown keys kept, the order of keys kept, checksum made anew; as file content.
-[[nodiscard]] std::string rewritten_manifest(const std::filesystem::path& input_directory, const ManifestChanges& changes);
+/// The input's manifest with the changes, unknown keys kept, the order of keys kept, checksum made anew; as file
+/// content.
+[[nodiscard]] std::string rewritten_manifest(const std::filesystem::path& input_directory,
+                                             const ManifestChanges& changes);
 
 /// JSON numbers as the format writes them, and as Python spells them: the shortest digits that read back as the same
 /// float64, "1.0", "1e-06", "1e+16"; "nan", "inf", "-inf" as strings (with their quotes).

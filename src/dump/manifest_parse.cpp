@@ -76,10 +76,11 @@ class ManifestParser {
     const auto value = parse_checksum(recorded->string());
     if (!value) recorded->fail("16 hexadecimal digits");
     if (*value != actual) {
-      recorded->fail("the content of the manifest has the checksum " + checksum_text(actual),
-                     checksum_text(*value) + " (what the manifest says of itself)",
-                     "the manifest was changed or damaged after it was written; if you changed it on purpose, remove its "
-                     "key \"checksum\"");
+      recorded->fail(
+          "the content of the manifest has the checksum " + checksum_text(actual),
+          checksum_text(*value) + " (what the manifest says of itself)",
+          "the manifest was changed or damaged after it was written; if you changed it on purpose, remove its "
+          "key \"checksum\"");
     }
     manifest_.has_checksum = true;
   }
@@ -211,7 +212,8 @@ class ManifestParser {
     return found->second;
   }
 
-  // ---- parameters: first as they come, then, once meshes and world size are known, completely ------------------------
+  // ---- parameters: first as they come, then, once meshes and world size are known, completely
+  // ------------------------
 
   /// What an entry's check still needs when the rest of the document is known.
   struct Pending {
@@ -219,7 +221,8 @@ class ManifestParser {
     bool has_ranks = false;
   };
 
-  /// Another format's or version's parameters may look different, so what is wrong with one is said after check_format().
+  /// Another format's or version's parameters may look different, so what is wrong with one is said after
+  /// check_format().
   void take_or_remember(std::size_t index, const nlohmann::json& value) {
     if (first_error_) return;
     try {
@@ -429,7 +432,8 @@ class ManifestParser {
     }
   }
 
-  // ---- no two entries may mean the same dataset of the same rank -----------------------------------------------------
+  // ---- no two entries may mean the same dataset of the same rank
+  // -----------------------------------------------------
 
   void refuse_shared_datasets() {
     std::unordered_map<std::string_view, std::vector<std::size_t>> repeated;
@@ -472,7 +476,8 @@ class ManifestParser {
                  .advice = {}});
   }
 
-  // ---- training and files --------------------------------------------------------------------------------------------
+  // ---- training and files
+  // --------------------------------------------------------------------------------------------
 
   void parse_training(const JsonField& field) {
     TrainingRecord& training = manifest_.training;
@@ -522,12 +527,14 @@ class ManifestParser {
   std::vector<Pending> pending_;
   std::vector<std::string> mesh_names_;  // as parameters name them
   std::unordered_map<std::string, std::size_t> mesh_name_indices_;
-  std::unordered_map<std::string, std::size_t> mesh_indices_;  // into Manifest::meshes
+  std::unordered_map<std::string, std::size_t> mesh_indices_;                     // into Manifest::meshes
   std::map<std::size_t, std::unordered_map<std::string, Placement>> placements_;  // by tensor dimensions, by text
 };
 
 }  // namespace
 
-Manifest parse_manifest(const std::string& text, const std::string& where) { return ManifestParser(where).parse(text); }
+Manifest parse_manifest(const std::string& text, const std::string& where) {
+  return ManifestParser(where).parse(text);
+}
 
 }  // namespace gradclip

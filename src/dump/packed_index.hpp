@@ -15,8 +15,8 @@ namespace gradclip {
 /// Alignment of each shard within its dataset, in bytes.
 inline constexpr std::uint64_t kPackedAlignment = 64;
 
-/// {"dtype", "offset", "shape", "xxh3_64"} and, where they are needed, "global_offset", "global_ranges", "scale_inv" with
-/// the meaning of the attributes of these names.
+/// {"dtype", "offset", "shape", "xxh3_64"} and, where they are needed, "global_offset", "global_ranges", "scale_inv"
+/// with the meaning of the attributes of these names.
 struct PackedShard {
   DType dtype = DType::float32;
   std::uint64_t offset = 0;  ///< in elements

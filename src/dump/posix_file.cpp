@@ -33,8 +33,10 @@ ExitCode code_of(int error_number) noexcept {
     case ENOTDIR:
     case EISDIR:
     case ELOOP:
-    case ENAMETOOLONG: return ExitCode::bad_input;
-    default: return ExitCode::resources;
+    case ENAMETOOLONG:
+      return ExitCode::bad_input;
+    default:
+      return ExitCode::resources;
   }
 }
 
@@ -51,7 +53,9 @@ Error system_error(const std::filesystem::path& path, const std::string& doing, 
                 .advice = advice});
 }
 
-PosixFile::~PosixFile() { close(); }
+PosixFile::~PosixFile() {
+  close();
+}
 PosixFile::PosixFile(PosixFile&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
 PosixFile& PosixFile::operator=(PosixFile&& other) noexcept {
@@ -69,7 +73,7 @@ PosixFile PosixFile::open_for_reading(const std::filesystem::path& path) {
   const int descriptor = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor < 0) throw system_error(path, "open", errno);
   PosixFile file(descriptor, path);
-  struct stat status{};
+  struct stat status {};
   if (::fstat(descriptor, &status) != 0) throw system_error(path, "stat", errno);
   if (!S_ISREG(status.st_mode)) {
     throw Error(ExitCode::bad_input, {.where = path.string(),
@@ -88,7 +92,7 @@ PosixFile PosixFile::open_for_writing(const std::filesystem::path& path, bool cr
 }
 
 std::uint64_t PosixFile::size() const {
-  struct stat status{};
+  struct stat status {};
   if (::fstat(descriptor_, &status) != 0) throw system_error(path_, "stat", errno);
   return static_cast<std::uint64_t>(status.st_size);
 }
@@ -179,8 +183,7 @@ void PosixFile::sync() const {
 }
 
 void sync_directory(const std::filesystem::path& directory) {
-  const int descriptor =
-      uninterrupted([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  const int descriptor = uninterrupted([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) throw system_error(directory, "open", errno);
   const int result = uninterrupted([&] { return ::fsync(descriptor); });
   const int error = errno;

@@ -11,8 +11,8 @@
 
 namespace gradclip {
 
-/// An error of the system: "PATH: cannot DO: REASON". ENOENT, ENOTDIR, EISDIR, ELOOP and ENAMETOOLONG are bad input, the
-/// others (permission, space, descriptors, input/output) resources.
+/// An error of the system: "PATH: cannot DO: REASON". ENOENT, ENOTDIR, EISDIR, ELOOP and ENAMETOOLONG are bad input,
+/// the others (permission, space, descriptors, input/output) resources.
 [[nodiscard]] Error system_error(const std::filesystem::path& path, const std::string& doing, int error_number);
 
 /// A regular file that is open; closes itself.

@@ -87,12 +87,17 @@ void RankFile::State::check_root_attributes() const {
                                       .advice = {}});
   };
   const auto format = hdf5::string_attribute(hdf5_file, "format", here);
-  if (format != "gradclip.dump") refuse("format", format ? quoted(format->substr(0, 100)) : "missing", "'gradclip.dump'");
+  if (format != "gradclip.dump")
+    refuse("format", format ? quoted(format->substr(0, 100)) : "missing", "'gradclip.dump'");
   const auto check = [&](const char* name, std::int64_t expected, const char* of) {
     const auto found = hdf5::integer_attribute(hdf5_file, name, here);
     if (found && found->values.size() == 1 && found->values[0] == expected) return;
     const bool one = found && found->values.size() == 1;
-    refuse(name, one ? std::to_string(found->values[0]) : found ? "a list" : "missing", fmt::format("{}{}", expected, of));
+    refuse(name,
+           one     ? std::to_string(found->values[0])
+           : found ? "a list"
+                   : "missing",
+           fmt::format("{}{}", expected, of));
   };
   check("version", 1, "");
   check("rank", rank, " (by the file's name)");
@@ -100,10 +105,11 @@ void RankFile::State::check_root_attributes() const {
   if (manifest.step) check("step", *manifest.step, " (by the manifest)");
 }
 
-// ---- reading ----------------------------------------------------------------------------------------------------------
+// ---- reading
+// ----------------------------------------------------------------------------------------------------------
 
-void RankFile::State::read_dataset(const hdf5::Dataset& dataset, std::uint64_t first, std::uint64_t count, std::byte* to,
-                                   const std::string& where) const {
+void RankFile::State::read_dataset(const hdf5::Dataset& dataset, std::uint64_t first, std::uint64_t count,
+                                   std::byte* to, const std::string& where) const {
   if (count == 0) return;
   const std::size_t size = dataset.type.size;
   if (dataset.storage == hdf5::Storage::contiguous) {
@@ -133,9 +139,15 @@ RankFile::RankFile(const std::filesystem::path& directory, const Manifest& manif
     : state_(std::make_unique<State>(directory, manifest, rank)) {}
 RankFile::~RankFile() = default;
 
-std::int32_t RankFile::rank() const noexcept { return state_->rank; }
-const std::filesystem::path& RankFile::path() const noexcept { return state_->path; }
-bool RankFile::packed() const noexcept { return static_cast<bool>(state_->packed); }
+std::int32_t RankFile::rank() const noexcept {
+  return state_->rank;
+}
+const std::filesystem::path& RankFile::path() const noexcept {
+  return state_->path;
+}
+bool RankFile::packed() const noexcept {
+  return static_cast<bool>(state_->packed);
+}
 
 const StoredShard& RankFile::locate(std::size_t parameter) const {
   const std::lock_guard<std::mutex> guard(state_->mutex);
@@ -145,7 +157,8 @@ const StoredShard& RankFile::locate(std::size_t parameter) const {
 }
 
 void RankFile::read(const StoredShard& shard, std::uint64_t first, std::uint64_t count, std::byte* to) const {
-  GRADCLIP_CHECK(!shard.none && first <= shard.elements && count <= shard.elements - first, "a read outside of the shard");
+  GRADCLIP_CHECK(!shard.none && first <= shard.elements && count <= shard.elements - first,
+                 "a read outside of the shard");
   if (count == 0) return;
   const std::size_t size = size_of(shard.dtype);
   if (shard.file_offset) {
@@ -209,7 +222,8 @@ std::vector<LabelBlock> RankFile::labels() const {
                   {.where = where, .found = found, .expected = "little-endian int64 [batch, sequence]", .advice = {}});
     };
     const hdf5::ElementType& type = dataset.type;
-    if (type.type_class != hdf5::ElementType::Class::integer || type.size != 8 || !type.is_signed || !type.little_endian) {
+    if (type.type_class != hdf5::ElementType::Class::integer || type.size != 8 || !type.is_signed ||
+        !type.little_endian) {
       refuse("is stored as " + describe(type));
     }
     if (dataset.shape.size() != 2) refuse(fmt::format("has {} dimensions", dataset.shape.size()));

@@ -49,13 +49,14 @@ class RankFile {
   [[nodiscard]] bool packed() const noexcept;  ///< /packed instead of /gradients
 
   /// Finds one parameter's local gradient. Remembered, so that a second call is cheap.
-  /// Errors: Error(bad_input) naming file, dataset, parameter and rank with what was found and expected: neither present
-  /// nor in /none, both, a wrong shape or type, an offset that contradicts the placements, storage that runs past the end
-  /// of the file, soft, external or second links, external storage, virtual datasets, an unknown filter.
+  /// Errors: Error(bad_input) naming file, dataset, parameter and rank with what was found and expected: neither
+  /// present nor in /none, both, a wrong shape or type, an offset that contradicts the placements, storage that runs
+  /// past the end of the file, soft, external or second links, external storage, virtual datasets, an unknown filter.
   [[nodiscard]] const StoredShard& locate(std::size_t parameter) const;
 
   /// Reads elements [first, first + count) of the row-major local shard into `to` (host memory).
-  /// Errors: Error(bad_input) for a file that ends early (changed while it was read), Error(resources) for EIO and others.
+  /// Errors: Error(bad_input) for a file that ends early (changed while it was read), Error(resources) for EIO and
+  /// others.
   void read(const StoredShard& shard, std::uint64_t first, std::uint64_t count, std::byte* to) const;
 
   /// Several runs of elements, one after another in the file where possible: one system call for neighbours.

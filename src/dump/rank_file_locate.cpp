@@ -51,11 +51,11 @@ void RankFile::State::check_storage(const hdf5::Dataset& dataset, const std::str
   }
   if (bytes == 0 || dataset.storage != hdf5::Storage::contiguous) return;
   if (!dataset.offset || dataset.stored_bytes < bytes) {
-    throw Error(ExitCode::bad_input,
-                {.where = where,
-                 .found = fmt::format("{} of its {} bytes were written", dataset.offset ? dataset.stored_bytes : 0, bytes),
-                 .expected = {},
-                 .advice = "the recorder ended too early; record again"});
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = fmt::format("{} of its {} bytes were written",
+                                                           dataset.offset ? dataset.stored_bytes : 0, bytes),
+                                      .expected = {},
+                                      .advice = "the recorder ended too early; record again"});
   }
   if (*dataset.offset > file_size || bytes > file_size - *dataset.offset) {
     throw Error(ExitCode::bad_input, {.where = where,
@@ -87,8 +87,9 @@ void RankFile::State::load_index() {
   check_storage(dataset, here);
   const std::vector<std::string> texts = hdf5::read_strings(dataset, here);
   if (texts.size() != 1) {
-    throw Error(ExitCode::bad_input,
-                {.where = here, .found = fmt::format("holds {} strings", texts.size()), .expected = "one", .advice = {}});
+    throw Error(
+        ExitCode::bad_input,
+        {.where = here, .found = fmt::format("holds {} strings", texts.size()), .expected = "one", .advice = {}});
   }
   index = parse_packed_index(texts[0], here);
 }
@@ -115,8 +116,8 @@ std::unique_ptr<const StoredShard> RankFile::State::find(std::size_t parameter) 
   const ParameterEntry& entry = manifest.parameters.at(parameter);
   GRADCLIP_CHECK(manifest.holds(entry, rank), "a parameter that the rank does not hold");
   const std::string dataset = packed ? "/packed/index" : "/gradients/" + entry.dataset;
-  const std::string here = fmt::format("{}, {} (parameter {}, rank {})", path.string(), printable(dataset),
-                                       quoted(entry.name), rank);
+  const std::string here =
+      fmt::format("{}, {} (parameter {}, rank {})", path.string(), printable(dataset), quoted(entry.name), rank);
   load_none();
   const bool is_none = none->count(entry.recorded_name()) != 0;
   const PackedShard* packed_entry = nullptr;
@@ -129,10 +130,9 @@ std::unique_ptr<const StoredShard> RankFile::State::find(std::size_t parameter) 
     present = hdf5::link_kind(gradients, entry.dataset, here) != hdf5::LinkKind::none;
   }
   if (present && is_none) {
-    throw Error(ExitCode::bad_input, {.where = here,
-                                      .found = "is there, and is listed in /none too",
-                                      .expected = "one of the two",
-                                      .advice = {}});
+    throw Error(
+        ExitCode::bad_input,
+        {.where = here, .found = "is there, and is listed in /none too", .expected = "one of the two", .advice = {}});
   }
   if (!present && !is_none) {
     throw Error(ExitCode::bad_input, {.where = here,

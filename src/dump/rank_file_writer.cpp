@@ -37,7 +37,8 @@ struct Target {
   std::uint64_t digest = 0;
 };
 
-/// Whole rows of chunks at once, so that the library deflates each chunk once and in one order, however the pieces are cut.
+/// Whole rows of chunks at once, so that the library deflates each chunk once and in one order, however the pieces are
+/// cut.
 std::uint64_t unit_elements(const hdf5::Dataset& dataset) {
   if (dataset.storage != hdf5::Storage::chunked) return std::max<std::uint64_t>(dataset.elements(), 1);
   std::uint64_t row = dataset.type.size;
@@ -62,7 +63,7 @@ struct RankFileWriter::State {
   hdf5::Handle group;  // gradients or packed
   PosixFile file;
   std::vector<std::pair<std::size_t, const StoredShard*>> shards;  // of the input, None left out
-  std::vector<std::size_t> order;  // parameters as they lie in the file
+  std::vector<std::size_t> order;                                  // parameters as they lie in the file
   std::unordered_map<std::size_t, Target> targets;
   std::unordered_map<std::string, hdf5::Dataset> packed;  // by link
   bool finished = false;
@@ -101,7 +102,8 @@ struct RankFileWriter::State {
   [[nodiscard]] std::string where(const std::string& within) const { return path.string() + ", " + within; }
 };
 
-// ---- creation -----------------------------------------------------------------------------------------------------------
+// ---- creation
+// -----------------------------------------------------------------------------------------------------------
 
 void RankFileWriter::State::create() {
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
@@ -208,10 +210,11 @@ void RankFileWriter::State::copy_unknown_packed(const std::string& unknown, cons
   const hdf5::Dataset& dataset = *source.packed_dataset(entry.dtype);
   if (made->second.storage != hdf5::Storage::contiguous || entry.offset > dataset.elements() ||
       entry.elements > dataset.elements() - entry.offset) {
-    throw Error(ExitCode::bad_input, {.where = source.where("/packed/index"),
-                                      .found = "the entry " + quoted(unknown) + " belongs to no parameter and cannot be kept",
-                                      .expected = "entries of parameters that the manifest gives to this rank",
-                                      .advice = {}});
+    throw Error(ExitCode::bad_input,
+                {.where = source.where("/packed/index"),
+                 .found = "the entry " + quoted(unknown) + " belongs to no parameter and cannot be kept",
+                 .expected = "entries of parameters that the manifest gives to this rank",
+                 .advice = {}});
   }
   const std::size_t size = size_of(entry.dtype);
   std::vector<std::byte> block(std::min<std::uint64_t>(entry.elements * size, std::uint64_t{1} << 20));
@@ -245,7 +248,8 @@ void RankFileWriter::State::allocate() const {
   file.allocate(begin, end - begin);
 }
 
-// ---- writing ------------------------------------------------------------------------------------------------------------
+// ---- writing
+// ------------------------------------------------------------------------------------------------------------
 
 template <class Condition>
 void RankFileWriter::State::wait_for_turn(Condition&& is_mine) {
@@ -348,9 +352,11 @@ void RankFileWriter::State::write_checksums() {
   }
 }
 
-// ---- the interface ------------------------------------------------------------------------------------------------------
+// ---- the interface
+// ------------------------------------------------------------------------------------------------------
 
-RankFileWriter::RankFileWriter(std::filesystem::path path, std::shared_ptr<const RankFile> input, const Manifest& manifest) {
+RankFileWriter::RankFileWriter(std::filesystem::path path, std::shared_ptr<const RankFile> input,
+                               const Manifest& manifest) {
   RankFile::State& source = *input->state_;
   state_ = std::make_unique<State>(std::move(path), std::move(input), source, manifest);
   try {

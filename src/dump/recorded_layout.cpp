@@ -10,7 +10,9 @@
 namespace gradclip {
 namespace {
 
-std::string list(const std::vector<std::int64_t>& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
+std::string list(const std::vector<std::int64_t>& numbers) {
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
+}
 
 std::string from_what(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank) {
   if (!parameter.mesh) return "the whole tensor " + list(parameter.shape) + ", which is on no mesh";
@@ -48,7 +50,8 @@ ShardLayout recorded_layout(const Manifest& manifest, const ParameterEntry& para
       std::find(slice.shape.begin(), slice.shape.end(), 0) != slice.shape.end()) {
     return layout;
   }
-  if (slice.shape != layout.local_shape()) check_shape(slice.shape, layout, from_what(manifest, parameter, rank), where);
+  if (slice.shape != layout.local_shape())
+    check_shape(slice.shape, layout, from_what(manifest, parameter, rank), where);
   if (!slice.global_offset || layout.elements() == 0) return layout;
   std::string expected = "no global_offset but global_ranges, as it is not one block";
   if (layout.flat()) {

@@ -36,7 +36,9 @@ std::optional<DType> float_dtype(const ElementType& type) {
   return std::nullopt;
 }
 
-bool names_size(const std::optional<DType>& named, std::size_t size) { return named && size_of(*named) == size; }
+bool names_size(const std::optional<DType>& named, std::size_t size) {
+  return named && size_of(*named) == size;
+}
 
 std::optional<DType> raw_bits_dtype(const ElementType& type, const std::optional<DType>& named) {
   if (!all_bits_in_order(type) || type.is_signed) return std::nullopt;
@@ -46,10 +48,14 @@ std::optional<DType> raw_bits_dtype(const ElementType& type, const std::optional
 
 std::optional<DType> dtype_of(const ElementType& type, const std::optional<DType>& named) {
   switch (type.type_class) {
-    case ElementType::Class::floating: return float_dtype(type);
-    case ElementType::Class::integer: return raw_bits_dtype(type, named);
-    case ElementType::Class::opaque: return names_size(named, type.size) ? named : std::nullopt;
-    default: return std::nullopt;
+    case ElementType::Class::floating:
+      return float_dtype(type);
+    case ElementType::Class::integer:
+      return raw_bits_dtype(type, named);
+    case ElementType::Class::opaque:
+      return names_size(named, type.size) ? named : std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -67,12 +73,14 @@ DType stored_dtype(const ElementType& type, const std::optional<std::string>& na
   const auto dtype = dtype_of(type, named_dtype);
   const std::string tag = named ? " with the attribute dtype " + quoted(*named) : " without the attribute dtype";
   if (!dtype || named_dtype.value_or(*dtype) != *dtype) {
-    throw Error(ExitCode::bad_input,
-                {.where = where,
-                 .found = "is stored as " + describe(type) + tag,
-                 .expected = "little-endian float64, float32 or float16; uint16 for bfloat16, uint8 for float8; floats with the "
-                             "fields of bfloat16 or float8_e5m2; or opaque bytes, and an attribute dtype that says the same",
-                 .advice = {}});
+    throw Error(
+        ExitCode::bad_input,
+        {.where = where,
+         .found = "is stored as " + describe(type) + tag,
+         .expected =
+             "little-endian float64, float32 or float16; uint16 for bfloat16, uint8 for float8; floats with the "
+             "fields of bfloat16 or float8_e5m2; or opaque bytes, and an attribute dtype that says the same",
+         .advice = {}});
   }
   return *dtype;
 }

@@ -109,13 +109,7 @@ GroupNorm norm_of(const NormResult& result, std::span<const std::size_t> paramet
     if (parameter.counted) add(group.statistics, parameter.statistics, result.order);
   }
   group.norm = group.statistics.norm(result.order);
-  if (!std::isfinite(result.total)) {
-    group.share = std::numeric_limits<double>::quiet_NaN();
-  } else if (group.norm > 0.0) {
-    // A quotient of norms cannot overflow where their powers would.
-    const double ratio = group.norm / result.total;
-    group.share = result.order.infinite() ? ratio : std::pow(ratio, result.order.p);
-  }
+  group.share = share_of(group.norm, result.total, result.order);
   return group;
 }
 

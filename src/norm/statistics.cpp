@@ -42,6 +42,15 @@ ScaledSum power_of(double norm, NormOrder order) noexcept {
   return {std::pow(std::ldexp(norm, -exponent), order.p), exponent};
 }
 
+double share_of(double norm, double total, NormOrder order) noexcept {
+  if (!std::isfinite(total)) return std::numeric_limits<double>::quiet_NaN();
+  if (!(norm > 0.0)) return 0.0;
+  // A quotient of norms cannot overflow where their powers would.
+  const double ratio = norm / total;
+  if (order.infinite()) return ratio >= 1.0 ? 1.0 : 0.0;
+  return std::pow(ratio, order.p);
+}
+
 double TensorStatistics::mean() const noexcept {
   if (elements == 0) return std::numeric_limits<double>::quiet_NaN();
   return std::ldexp(signed_sum.sum / static_cast<double>(elements), signed_sum.exponent);

@@ -24,6 +24,10 @@ struct ScaledSum {
 /// |x|^p as a sum of one term, for combining norms.
 [[nodiscard]] ScaledSum power_of(double norm, NormOrder order) noexcept;
 
+/// norm^p / total^p of a part of a whole: NaN if the total is not finite, 0 if nothing was counted. For p = infinity the
+/// limit of that: 1 for the part that the total comes from, else 0.
+[[nodiscard]] double share_of(double norm, double total, NormOrder order) noexcept;
+
 inline constexpr std::uint64_t kNowhere = std::numeric_limits<std::uint64_t>::max();
 
 /// Statistics of the scaled values of a shard, a parameter or a whole model. Trivially copyable: it travels between

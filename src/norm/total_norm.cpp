@@ -86,13 +86,7 @@ void share_out(const Manifest& manifest, const ShardSums& sums, NormResult& resu
   }
   result.total = result.statistics.norm(result.order);
   for (ParameterNorm& parameter : result.parameters) {
-    if (!parameter.counted) continue;
-    if (!std::isfinite(result.total)) {
-      parameter.share = std::numeric_limits<double>::quiet_NaN();
-    } else if (result.total > 0.0) {
-      const double ratio = parameter.norm / result.total;
-      parameter.share = result.order.infinite() ? (ratio == 1.0 ? 1.0 : 0.0) : std::pow(ratio, result.order.p);
-    }
+    if (parameter.counted) parameter.share = share_of(parameter.norm, result.total, result.order);
   }
 }
 

@@ -36,7 +36,7 @@ def binary():
     path = os.environ.get("GRADCLIP_BIN", "")
     if not path or not os.access(path, os.X_OK):
         pytest.exit(f"GRADCLIP_BIN is {path!r}: set it to the gradclip to test", returncode=2)
-    return path
+    return os.path.abspath(path)
 
 
 def environment(**changes):
@@ -88,10 +88,10 @@ def execute(command, *, timeout=TIMEOUT, env=None, **popen):
                   err.decode("utf-8", "replace"), time.monotonic() - began)
 
 
-def run(np, *args, env=None, timeout=TIMEOUT, **popen):
+def run(np, *args, env=None, timeout=TIMEOUT, program=None, **popen):
     """gradclip ARGS on np processes; np = 1 without a launcher, np = "mpirun 1" with one. Never raises for an exit code."""
     launch = [] if np == 1 else launcher(1 if np == "mpirun 1" else np)
-    return execute([*launch, binary(), *args], env=environment(**(env or {})), timeout=timeout, **popen)
+    return execute([*launch, program or binary(), *args], env=environment(**(env or {})), timeout=timeout, **popen)
 
 
 def parse_report(text):

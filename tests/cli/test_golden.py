@@ -12,9 +12,6 @@ from conftest import GOLDEN, LONG, close, kinds, number, run, tree, without_run
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.json"))
 COUNTS = (1, 2, 3, 4)
 DISAGREE = {"tp2_sequence"}  # the reference's ranks have different totals there
-# FSDP2 makes DeviceMesh objects that are equal here, and the reference groups by object: it divides by more, and other,
-# largest magnitudes than a dump can tell apart, so its roundings differ. Everywhere else its totals are met to the bit.
-MESH_OBJECTS = {"fsdp_tp", "fsdp_tp_plain", "moe_ep"}
 
 
 def expected_of(case):
@@ -56,10 +53,9 @@ def test_the_training_step_s_own_arithmetic_bit_for_bit(tool, case):
     logged = [float.fromhex(text) for text in expected["grad_norm"]["by_rank"]]
     totals = {rank: t for t in report["reference"]["totals"] for rank in t["ranks"]}
     assert sorted(totals) == list(range(len(logged)))
-    near = 1e-9 if case in MESH_OBJECTS else 4e-15
     for rank, total in enumerate(logged):
-        assert close(totals[rank]["total"], total, near), (rank, totals[rank], total)
-        assert close(totals[rank]["coefficient"], float.fromhex(expected["coefficient_by_rank"][rank]), near)
+        assert close(totals[rank]["total"], total), (rank, totals[rank], total)
+        assert close(totals[rank]["coefficient"], float.fromhex(expected["coefficient_by_rank"][rank]))
     if len(set(logged)) > 1:
         assert report["clip"]["coefficient"] is None
     assert close(report["norm"]["total"], float.fromhex(expected["exact_norm"]["hex"]), 1e-12)

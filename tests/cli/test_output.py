@@ -147,11 +147,10 @@ def test_a_failed_overwrite_keeps_the_old_output(tool, tmp_path):
     assert tree(out) == kept and not (tmp_path / "out.partial").exists()
 
 
-@pytest.mark.parametrize("spelling", ["same", "slash", "dot", "link", "inside", "deep inside", "containing", "through link"])
-@pytest.mark.parametrize("np_", [1, 4])
+@pytest.mark.parametrize("spelling, np_", [
+    ("same", 1), ("same", 4), ("inside", 1), ("inside", 4), ("slash", 1), ("dot", 1), ("link", 1), ("deep inside", 1),
+    ("containing", 1), ("through link", 1)])
 def test_output_that_would_harm_the_input(tool, tmp_path, spelling, np_):
-    if np_ == 4 and spelling not in ("same", "inside"):
-        pytest.skip("one process is enough")
     (tmp_path / "parent").mkdir()
     path = small().write(tmp_path / "parent" / "dump")
     os.symlink(path, tmp_path / "link")

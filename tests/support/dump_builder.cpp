@@ -42,7 +42,8 @@ std::string hexadecimal(std::uint64_t value) {
   return text;
 }
 
-// ---- element types ----------------------------------------------------------------------------------------------------
+// ---- element types
+// ----------------------------------------------------------------------------------------------------
 
 std::size_t bytes_of(const std::string& dtype) {
   if (dtype == "float64") return 8;
@@ -61,7 +62,8 @@ double small_float(unsigned bits, int exponent_bits, int mantissa_bits, bool has
   if (has_infinity && largest) {
     return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
   }
-  if (!has_infinity && largest && mantissa == (1u << mantissa_bits) - 1) return std::numeric_limits<double>::quiet_NaN();
+  if (!has_infinity && largest && mantissa == (1u << mantissa_bits) - 1)
+    return std::numeric_limits<double>::quiet_NaN();
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
   return sign * std::ldexp(1.0 + std::ldexp(mantissa, -mantissa_bits), static_cast<int>(exponent) - bias);
 }
@@ -126,7 +128,8 @@ hid_t file_type(const std::string& dtype, Spelling spelling) {
   return ok(H5Tcopy(bytes_of(dtype) == 2 ? H5T_STD_U16LE : H5T_STD_U8LE));
 }
 
-// ---- attributes and datasets --------------------------------------------------------------------------------------------
+// ---- attributes and datasets
+// --------------------------------------------------------------------------------------------
 
 hid_t string_type(std::size_t size, bool variable) {
   const hid_t type = ok(H5Tcopy(H5T_C_S1));
@@ -153,7 +156,8 @@ void write_integer(hid_t object, const std::string& name, std::int64_t value) {
   write_attribute(object, name, H5T_STD_I64LE, space, &value);
 }
 
-void write_integers(hid_t object, const std::string& name, const std::vector<std::int64_t>& values, std::size_t columns) {
+void write_integers(hid_t object, const std::string& name, const std::vector<std::int64_t>& values,
+                    std::size_t columns) {
   std::vector<hsize_t> shape{values.size() / columns};
   if (columns > 1) shape.push_back(columns);
   const Id space(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr));
@@ -242,7 +246,8 @@ std::vector<std::int64_t> rows_of(const ShardLayout& layout) {
 
 }  // namespace
 
-// ---- one rank's file ----------------------------------------------------------------------------------------------------
+// ---- one rank's file
+// ----------------------------------------------------------------------------------------------------
 
 class RankFileBuilder {
  public:
@@ -312,7 +317,8 @@ class RankFileBuilder {
     std::uint64_t elements = 1;
     for (const std::int64_t extent : shape) elements *= static_cast<std::uint64_t>(extent);
     if (bytes.size() != elements * bytes_of(dtype)) {
-      throw std::invalid_argument("rank " + std::to_string(rank_) + " of " + entry.name + " has the wrong number of values");
+      throw std::invalid_argument("rank " + std::to_string(rank_) + " of " + entry.name +
+                                  " has the wrong number of values");
     }
     const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
     const bool slices = storage_.recorded_slices && entry.mesh && elements != 0 && !shape.empty() && !layout.flat();
@@ -377,7 +383,8 @@ class RankFileBuilder {
   json index_ = json::object();
 };
 
-// ---- the dump -----------------------------------------------------------------------------------------------------------
+// ---- the dump
+// -----------------------------------------------------------------------------------------------------------
 
 DumpBuilder::DumpBuilder(std::filesystem::path directory, std::int32_t world_size)
     : directory_(std::move(directory)), world_size_(world_size) {}
@@ -450,9 +457,16 @@ DumpBuilder& DumpBuilder::storage(StorageSpec spec) {
 }
 
 std::string DumpBuilder::manifest_text() const {
-  json root{{"format", "gradclip.dump"}, {"version", 1},        {"world_size", world_size_}, {"rank_file", "rank_{rank:05d}.h5"},
-            {"step", 1},                 {"microbatch", nullptr}, {"state", "before_scale"},   {"producer", {{"name", "test"}}},
-            {"device_mesh", nullptr},    {"moe_mesh", nullptr}};
+  json root{{"format", "gradclip.dump"},
+            {"version", 1},
+            {"world_size", world_size_},
+            {"rank_file", "rank_{rank:05d}.h5"},
+            {"step", 1},
+            {"microbatch", nullptr},
+            {"state", "before_scale"},
+            {"producer", {{"name", "test"}}},
+            {"device_mesh", nullptr},
+            {"moe_mesh", nullptr}};
   root["meshes"] = json::object();
   for (const Mesh& mesh : meshes_) {
     std::size_t next = 0;

@@ -40,12 +40,13 @@ enum class Spelling { raw_bits, custom_float, opaque };
 
 struct StorageSpec {
   bool packed = false;
-  std::vector<std::uint64_t> chunk = {};  ///< clipped to each dataset's shape, the last extent repeated; empty: contiguous
-  int deflate = -1;                       ///< level; -1: no deflate
+  std::vector<std::uint64_t> chunk =
+      {};            ///< clipped to each dataset's shape, the last extent repeated; empty: contiguous
+  int deflate = -1;  ///< level; -1: no deflate
   bool shuffle = false;
   bool fletcher32 = false;
   Spelling spelling = Spelling::raw_bits;
-  bool checksums = true;       ///< of shards, files and manifest
+  bool checksums = true;        ///< of shards, files and manifest
   bool recorded_slices = true;  ///< global_offset, global_ranges
   bool variable_strings = false;
 };
@@ -115,8 +116,8 @@ class DumpBuilder {
   StorageSpec storage_;
 };
 
-/// Values in the little-endian bytes of a type (PyTorch's name of it). Throws std::invalid_argument for a value that the
-/// type cannot represent exactly.
+/// Values in the little-endian bytes of a type (PyTorch's name of it). Throws std::invalid_argument for a value that
+/// the type cannot represent exactly.
 [[nodiscard]] std::vector<std::byte> encode(const std::string& dtype, const std::vector<double>& values);
 /// The inverse.
 [[nodiscard]] std::vector<double> decode(const std::string& dtype, const std::vector<std::byte>& bytes);

@@ -142,7 +142,7 @@ struct Term {
   double p;
   double normalizer;
   double scaling;  ///< 2^-exponent
-  bool unrounded;  ///< ScaleFactors::reference_in_float64
+  bool unrounded = false;  ///< ScaleFactors::reference_in_float64
 
   template <DType D>
   [[nodiscard]] double of(ComputeOf<D> value, double scaled) const {

@@ -42,7 +42,8 @@ DumpBuilder example(const std::filesystem::path& directory, const StorageSpec& s
   dump.parameter({.name = "bf", .shape = {30}, .dtype = "bfloat16", .mesh = "tp", .placements = {"Shard(0)"}});
   dump.tensor("bf", counting(30));
   dump.parameter({.name = "a/odd", .shape = {40}, .dtype = "float64"}).tensor("a/odd", counting(40, 5));
-  dump.parameter({.name = "empty", .shape = {1, 3}, .mesh = "tp", .placements = {"Shard(0)"}}).tensor("empty", {1, 2, 3});
+  dump.parameter({.name = "empty", .shape = {1, 3}, .mesh = "tp", .placements = {"Shard(0)"}})
+      .tensor("empty", {1, 2, 3});
   dump.parameter({.name = "scalar", .shape = {}, .dtype = "float16"}).tensor("scalar", {2});
   dump.parameter({.name = "none", .shape = {3}}).none(0, "none").local(1, "none", {1, 2, 3});
   dump.attribute(0, "", "site", "lab 7").attribute(1, "bf", "note", "kept too").unknown_objects();
@@ -350,9 +351,8 @@ TEST(RankFileWriter, CancelWakesWhoWaits) {
     writer.prepare();
     const auto file = writer.begin(input.rank_file(0));
     std::vector<std::byte> bytes(400);
-    std::thread waiting([&] {
-      expect_error(ExitCode::resources, {"given up"}, [&] { file->write(0, 100, 100, bytes.data()); });
-    });
+    std::thread waiting(
+        [&] { expect_error(ExitCode::resources, {"given up"}, [&] { file->write(0, 100, 100, bytes.data()); }); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     file->cancel();
     waiting.join();
@@ -372,9 +372,8 @@ TEST(RankFileWriter, UnknownObjectsThatLeadOutOfTheFileAreNotCopied) {
     expect_error(ExitCode::bad_input, parts, [&] { static_cast<void>(writer.begin(input.rank_file(0))); });
     EXPECT_FALSE(std::filesystem::exists(directory / "out.partial" / "rank_00000.h5"));
   };
-  refused({"/extra/leak", "is an external link"}, [](hid_t file) {
-    H5Lcreate_external("other.h5", "/x", file, "extra/leak", H5P_DEFAULT, H5P_DEFAULT);
-  });
+  refused({"/extra/leak", "is an external link"},
+          [](hid_t file) { H5Lcreate_external("other.h5", "/x", file, "extra/leak", H5P_DEFAULT, H5P_DEFAULT); });
   refused({"/soft", "is a soft link"},
           [](hid_t file) { H5Lcreate_soft("/extra", file, "soft", H5P_DEFAULT, H5P_DEFAULT); });
   refused({"/extra/secret", "keeps its data in an external file"}, [](hid_t file) {

@@ -10,8 +10,12 @@ namespace {
 
 using test::expect_error;
 
-std::uint64_t hash(const std::string& text) { return xxh3_64(text.data(), text.size()); }
-JsonDocument parse(const std::string& text) { return parse_json(text, "FILE"); }
+std::uint64_t hash(const std::string& text) {
+  return xxh3_64(text.data(), text.size());
+}
+JsonDocument parse(const std::string& text) {
+  return parse_json(text, "FILE");
+}
 
 TEST(JsonDocument, ChecksumIsThatOfCompactSortedTextWithoutTheChecksum) {
   EXPECT_EQ(parse("{}").checksum, hash("{}"));
@@ -44,9 +48,8 @@ TEST(JsonDocument, ChecksumDoesNotDependOnStreaming) {
 
 TEST(JsonDocument, RootMembersAreHandedOver) {
   std::vector<std::string> taken;
-  const JsonStream stream{"", [&](const std::string& key, std::size_t, nlohmann::json&& value) {
-                            taken.push_back(key + value.dump());
-                          }};
+  const JsonStream stream{
+      "", [&](const std::string& key, std::size_t, nlohmann::json&& value) { taken.push_back(key + value.dump()); }};
   static_cast<void>(parse_json(R"({"b":{"c":[1]},"a":2})", "FILE", &stream));
   EXPECT_EQ(taken, (std::vector<std::string>{R"(b{"c":[1]})", "a2"}));
 }

@@ -22,16 +22,24 @@ json example() {
   DumpBuilder dump("unused", 4);
   dump.mesh("world", {"dp_shard", "tp"}, {2, 2}, {0, 1, 2, 3});
   dump.mesh("moe", {"ep_shard", "ep"}, {1, 2}, {0, 1});
-  dump.parameter({.name = "w", .shape = {8, 6}, .dtype = "bfloat16", .mesh = "world",
+  dump.parameter({.name = "w",
+                  .shape = {8, 6},
+                  .dtype = "bfloat16",
+                  .mesh = "world",
                   .placements = {"_StridedShard(dim=0, sf=2)", "Shard(0)"}});
   dump.parameter({.name = "norm", .shape = {6}, .ranks = {0, 2}, .copies = "replicated"});
-  dump.parameter({.name = "flat", .shape = {5}, .mesh = "moe", .placements = {"Replicate()", "Flat()"},
+  dump.parameter({.name = "flat",
+                  .shape = {5},
+                  .mesh = "moe",
+                  .placements = {"Replicate()", "Flat()"},
                   .flat_ranges = {{0, {0, 3}}, {1, {3, 5}}}});
   dump.training("max_grad_norm", "1.0").training("grad_norm", "\"nan\"").training("norm_type", "\"inf\"");
   return json::parse(dump.manifest_text());
 }
 
-Manifest parse(const json& root) { return parse_manifest(root.dump(), "FILE"); }
+Manifest parse(const json& root) {
+  return parse_manifest(root.dump(), "FILE");
+}
 
 TEST(Manifest, HoldsWhatTheTextSays) {
   json root = example();
@@ -150,18 +158,20 @@ TEST(Manifest, EveryRuleNamesThePlaceAndTheReason) {
       {"/parameters", "", "has no key 'parameters'"},
       {"/parameters/0", "1", "parameters[0]: is the number 1; expected an object"},
       {"/parameters/0/name", R"("")", "parameters[0].name"},
-      {"/parameters/0/name", R"("a\u0000b")", "parameters[0].name: is the string 'a\\x00b'; expected a name without NUL"},
+      {"/parameters/0/name", R"("a\u0000b")",
+       "parameters[0].name: is the string 'a\\x00b'; expected a name without NUL"},
       {"/parameters/0/name", "", "parameters[0]: has no key 'name'"},
       {"/parameters/0/shape", "[8,-6]", "parameters[0].shape[1]: is the number -6; expected an integer >= 0"},
       {"/parameters/0/shape", "[4611686018427387904]", "parameters[0].shape: has too many elements"},
       {"/parameters/0/shape", "[4294967296,4294967296,0]", "parameters[0].shape: has too many elements"},
       {"/parameters/0/shape", "[18446744073709551615]", "parameters[0].shape[0]"},
       {"/parameters/0/shape", "8", "parameters[0].shape: is the number 8; expected a list"},
-      {"/parameters/0/shape",
-       "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "has 33 dimensions; expected at most 32"},
+      {"/parameters/0/shape", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]",
+       "has 33 dimensions; expected at most 32"},
       {"/parameters/0/dtype", R"("int8")", "parameters[0].dtype: is the string 'int8'; expected one of float64"},
       {"/parameters/0/mesh", R"("gone")", "parameters[0] ('w'): names the mesh 'gone'"},
-      {"/parameters/0/placements", R"j(["Shard(0)"])j", "has 1 placements; expected 2, one for each dimension of the mesh"},
+      {"/parameters/0/placements", R"j(["Shard(0)"])j",
+       "has 1 placements; expected 2, one for each dimension of the mesh"},
       {"/parameters/0/placements", "", "has 0 placements"},
       {"/parameters/0/placements", R"j(["Shard(2)","Replicate()"])j", "parameters[0].placements[0]"},
       {"/parameters/0/placements", R"j(["_StridedShard(dim=0, sf=0)","Shard(0)"])j", "parameters[0].placements[0]"},
@@ -184,7 +194,8 @@ TEST(Manifest, EveryRuleNamesThePlaceAndTheReason) {
       {"/parameters/1/placements", R"j(["Shard(0)"])j", "has placements but no mesh"},
       {"/parameters/1/name", R"("w")", "stands on rank 0 a second time, after parameters[0]"},
       {"/parameters/2/flat_ranges", R"({"0":[0,3]})", "has 1 flat_ranges; expected 2"},
-      {"/parameters/2/flat_ranges", R"({"0":[0,3],"2":[3,5]})", "has a flat range for rank 2; expected ranks of its mesh 'moe'"},
+      {"/parameters/2/flat_ranges", R"({"0":[0,3],"2":[3,5]})",
+       "has a flat range for rank 2; expected ranks of its mesh 'moe'"},
       {"/parameters/2/flat_ranges", R"({"0":[0,3],"1":[3,6]})", "parameters[2].flat_ranges.1[1]"},
       {"/parameters/2/flat_ranges", R"({"0":[0,3],"1":[4,3]})", "parameters[2].flat_ranges.1[0]"},
       {"/parameters/2/flat_ranges", R"({"00":[0,3],"1":[3,5]})", "expected ranks as keys"},
@@ -240,7 +251,8 @@ TEST(Manifest, OneNameMayStandOnDisjointRanksOnly) {
   root["parameters"] = {entry("a"), entry("b")};
   EXPECT_NO_THROW(parse(root));
   root["parameters"] = {entry("a"), entry("b"), entry("c")};
-  expect_error(ExitCode::bad_input, {"'emb'", "stands on rank 1 a second time, after parameters[0]"}, [&] { parse(root); });
+  expect_error(ExitCode::bad_input, {"'emb'", "stands on rank 1 a second time, after parameters[0]"},
+               [&] { parse(root); });
   root["parameters"] = {entry("a"), entry("a")};
   expect_error(ExitCode::bad_input, {"a second time"}, [&] { parse(root); });
   root["parameters"][1]["dataset"] = "emb%401";
@@ -310,10 +322,10 @@ TEST(RewrittenManifest, KeepsWhatItDoesNotChange) {
   std::ofstream(directory / kManifestName)
       << R"({"zeta": {"b": 1.50, "a": [1E2, 2]}, "state": "before_scale", "checksum": "00", "files": {"old": {"bytes": 1}},
              "format": "gradclip.dump"})";
-  const std::string text = rewritten_manifest(
-      directory.path(), {.state = GradientState::after_clip,
-                         .files = {{"rank_00000.h5", {.bytes = 5, .xxh3_64 = 10}}},
-                         .clip_record = R"({"total":1.0})"});
+  const std::string text =
+      rewritten_manifest(directory.path(), {.state = GradientState::after_clip,
+                                            .files = {{"rank_00000.h5", {.bytes = 5, .xxh3_64 = 10}}},
+                                            .clip_record = R"({"total":1.0})"});
   EXPECT_NE(text.find(R"("zeta":{"b": 1.50, "a": [1E2, 2]})"), std::string::npos) << text;
   EXPECT_LT(text.find("zeta"), text.find("state"));
   const json root = json::parse(text);
