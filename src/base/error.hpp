@@ -24,10 +24,10 @@ enum class ExitCode : int {
 
 /// The four parts of a message; empty ones are left out.
 struct ErrorText {
-  std::string where;     ///< file, dataset, parameter, rank
-  std::string found;     ///< what is there
-  std::string expected;  ///< what should be there
-  std::string advice;    ///< what to do
+  std::string where = {};     ///< file, dataset, parameter, rank
+  std::string found = {};     ///< what is there
+  std::string expected = {};  ///< what should be there
+  std::string advice = {};    ///< what to do
 };
 
 /// @invariant what() is "where: found; expected ...; advice" and contains no control characters.

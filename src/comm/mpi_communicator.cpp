@@ -146,7 +146,10 @@ class MpiCommunicator final : public Communicator {
   void agree_that_all_is_well() {
     const Status mine{0, process_};
     Status agreed{};
-    GRADCLIP_MPI(MPI_Allreduce(&mine, &agreed, 1, MPI_2INT, MPI_MAXLOC, comm_));
+    // Not MPI_Allreduce: a process in abort() posts the nonblocking form, and MPI matches only like with like.
+    MPI_Request request = MPI_REQUEST_NULL;
+    GRADCLIP_MPI(MPI_Iallreduce(&mine, &agreed, 1, MPI_2INT, MPI_MAXLOC, comm_, &request));
+    GRADCLIP_MPI(MPI_Wait(&request, MPI_STATUS_IGNORE));
     if (agreed.gravity != 0) throw PeerFailed{agreed.code()};
   }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -13,69 +12,11 @@ namespace gradclip::hdf5 {
 namespace {
 
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 62;
-constexpr hssize_t kMaxAttributeElements = 1 << 20;
-constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
 
 herr_t keep_first_text(unsigned, const H5E_error2_t* entry, void* to) {
   auto& text = *static_cast<std::string*>(to);
   if (text.empty() && entry->desc != nullptr) text = entry->desc;
   return 0;
-}
-
-std::vector<std::int64_t> extents(const Handle& space, const std::string& where) {
-  const H5S_class_t type = H5Sget_simple_extent_type(space.id());
-  if (type == H5S_SCALAR) return {};
-  if (type != H5S_SIMPLE) {
-    throw Error(ExitCode::bad_input,
-                {.where = where, .found = "has no elements at all (a null dataspace)", .expected = {}, .advice = {}});
-  }
-  const int rank = checked(H5Sget_simple_extent_ndims(space.id()), where, "read the shape");
-  std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
-  checked(H5Sget_simple_extent_dims(space.id(), sizes.data(), nullptr), where, "read the shape");
-  std::uint64_t product = 1;
-  for (const hsize_t size : sizes) {
-    if (size != 0 && (__builtin_mul_overflow(product, std::uint64_t{size}, &product) || product >= kMaxElements)) {
-      throw Error(ExitCode::bad_input,
-                  {.where = where, .found = "declares 2^62 elements or more", .expected = {}, .advice = {}});
-    }
-  }
-  return {sizes.begin(), sizes.end()};
-}
-
-ElementType element_type(const Handle& type, const std::string& where) {
-  ElementType result;
-  result.size = H5Tget_size(type.id());
-  if (result.size == 0) fail(ExitCode::bad_input, where, "read the element type");
-  const H5T_class_t type_class = H5Tget_class(type.id());
-  if (type_class == H5T_INTEGER || type_class == H5T_FLOAT) {
-    result.little_endian = H5Tget_order(type.id()) == H5T_ORDER_LE;
-    result.precision = H5Tget_precision(type.id());
-    result.bit_offset = static_cast<std::size_t>(checked(H5Tget_offset(type.id()), where, "read the element type"));
-  }
-  switch (type_class) {
-    case H5T_INTEGER:
-      result.type_class = ElementType::Class::integer;
-      result.is_signed = H5Tget_sign(type.id()) != H5T_SGN_NONE;
-      break;
-    case H5T_FLOAT:
-      result.type_class = ElementType::Class::floating;
-      checked(H5Tget_fields(type.id(), &result.sign_position, &result.exponent_position, &result.exponent_size,
-                            &result.mantissa_position, &result.mantissa_size),
-              where, "read the element type");
-      result.exponent_bias = H5Tget_ebias(type.id());
-      result.implied_one = H5Tget_norm(type.id()) == H5T_NORM_IMPLIED;
-      break;
-    case H5T_OPAQUE:
-      result.type_class = ElementType::Class::opaque;
-      break;
-    case H5T_STRING:
-      result.type_class = ElementType::Class::string;
-      break;
-    default:
-      result.type_class = ElementType::Class::other;
-      break;
-  }
-  return result;
 }
 
 std::vector<Filter> filters_of(const Handle& properties, const std::string& where) {
@@ -150,77 +91,9 @@ void read_chunking(const Handle& properties, const Handle& space, Dataset& datas
   dataset.chunks_written = written;
 }
 
-std::string trimmed(const char* data, std::size_t size, H5T_str_t padding) {
-  std::string text(data, size);
-  if (padding == H5T_STR_SPACEPAD) {
-    text.erase(text.find_last_not_of(' ') + 1);
-  } else if (const auto end = text.find('\0'); end != std::string::npos) {
-    text.erase(end);
-  }
-  return text;
-}
-
-/// All strings of an attribute or dataset. @param read  (memory type, buffer) -> status
-template <class Read>
-std::vector<std::string> strings(const Handle& type, const Handle& space, const std::string& where, Read&& read) {
-  if (H5Tget_class(type.id()) != H5T_STRING) {
-    throw Error(ExitCode::bad_input,
-                {.where = where, .found = "does not hold strings", .expected = "strings", .advice = {}});
-  }
-  const auto count =
-      static_cast<std::uint64_t>(checked(H5Sget_simple_extent_npoints(space.id()), where, "read the shape"));
-  const bool variable = checked(H5Tis_variable_str(type.id()), where, "read the string type") > 0;
-  const std::size_t size = variable ? sizeof(char*) : H5Tget_size(type.id());
-  if (size == 0 || count > kMaxTextBytes / size) {
-    throw Error(ExitCode::bad_input,
-                {.where = where, .found = "declares more than 1 GiB of text", .expected = {}, .advice = {}});
-  }
-  std::vector<std::string> result;
-  result.reserve(count);
-  if (variable) {
-    std::vector<char*> pointers(count, nullptr);
-    if (count != 0) checked(read(type.id(), pointers.data()), where, "read the strings");
-    for (const char* pointer : pointers) result.emplace_back(pointer == nullptr ? "" : pointer);
-    if (count != 0) H5Dvlen_reclaim(type.id(), space.id(), H5P_DEFAULT, pointers.data());
-  } else {
-    std::vector<char> bytes(count * size);
-    if (count != 0) checked(read(type.id(), bytes.data()), where, "read the strings");
-    for (std::uint64_t i = 0; i < count; ++i) {
-      result.push_back(trimmed(bytes.data() + i * size, size, H5Tget_strpad(type.id())));
-    }
-  }
-  return result;
-}
-
-struct Attribute {
-  Handle handle, type, space;
-  std::string where;
-  hssize_t count;
-};
-
-std::optional<Attribute> open_attribute(const Handle& object, const char* name, const std::string& where) {
-  const htri_t exists = H5Aexists(object.id(), name);
-  if (checked(exists, where, "look for attributes") == 0) return std::nullopt;
-  Attribute result;
-  result.where = where + ", attribute '" + name + "'";
-  result.handle = owned(H5Aopen(object.id(), name, H5P_DEFAULT), result.where, "open it");
-  result.type = owned(H5Aget_type(result.handle.id()), result.where, "read its type");
-  result.space = owned(H5Aget_space(result.handle.id()), result.where, "read its shape");
-  result.count = checked(H5Sget_simple_extent_npoints(result.space.id()), result.where, "read its shape");
-  return result;
-}
-
-[[noreturn]] void refuse_attribute(const Attribute& attribute, const char* expected) {
-  throw Error(ExitCode::bad_input, {.where = attribute.where,
-                                    .found = fmt::format("is {} x {}", attribute.count,
-                                                         describe(element_type(attribute.type, attribute.where))),
-                                    .expected = expected,
-                                    .advice = {}});
-}
-
 }  // namespace
 
-// ---- errors ---------------------------------------------------------------------------------------------------------
+// ---- errors
 
 std::string take_error_text() {
   std::string text;
@@ -271,7 +144,63 @@ void refuse_foreign_storage(hid_t properties, const std::string& where) {
   }
 }
 
-// ---- handles --------------------------------------------------------------------------------------------------------
+std::vector<std::int64_t> extents(const Handle& space, const std::string& where) {
+  const H5S_class_t type = H5Sget_simple_extent_type(space.id());
+  if (type == H5S_SCALAR) return {};
+  if (type != H5S_SIMPLE) {
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "has no elements at all (a null dataspace)", .expected = {}, .advice = {}});
+  }
+  const int rank = checked(H5Sget_simple_extent_ndims(space.id()), where, "read the shape");
+  std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
+  checked(H5Sget_simple_extent_dims(space.id(), sizes.data(), nullptr), where, "read the shape");
+  std::uint64_t product = 1;
+  for (const hsize_t size : sizes) {
+    if (size != 0 && (__builtin_mul_overflow(product, std::uint64_t{size}, &product) || product >= kMaxElements)) {
+      throw Error(ExitCode::bad_input,
+                  {.where = where, .found = "declares 2^62 elements or more", .expected = {}, .advice = {}});
+    }
+  }
+  return {sizes.begin(), sizes.end()};
+}
+
+ElementType element_type(const Handle& type, const std::string& where) {
+  ElementType result;
+  result.size = H5Tget_size(type.id());
+  if (result.size == 0) fail(ExitCode::bad_input, where, "read the element type");
+  const H5T_class_t type_class = H5Tget_class(type.id());
+  if (type_class == H5T_INTEGER || type_class == H5T_FLOAT) {
+    result.little_endian = H5Tget_order(type.id()) == H5T_ORDER_LE;
+    result.precision = H5Tget_precision(type.id());
+    result.bit_offset = static_cast<std::size_t>(checked(H5Tget_offset(type.id()), where, "read the element type"));
+  }
+  switch (type_class) {
+    case H5T_INTEGER:
+      result.type_class = ElementType::Class::integer;
+      result.is_signed = H5Tget_sign(type.id()) != H5T_SGN_NONE;
+      break;
+    case H5T_FLOAT:
+      result.type_class = ElementType::Class::floating;
+      checked(H5Tget_fields(type.id(), &result.sign_position, &result.exponent_position, &result.exponent_size,
+                            &result.mantissa_position, &result.mantissa_size),
+              where, "read the element type");
+      result.exponent_bias = H5Tget_ebias(type.id());
+      result.implied_one = H5Tget_norm(type.id()) == H5T_NORM_IMPLIED;
+      break;
+    case H5T_OPAQUE:
+      result.type_class = ElementType::Class::opaque;
+      break;
+    case H5T_STRING:
+      result.type_class = ElementType::Class::string;
+      break;
+    default:
+      result.type_class = ElementType::Class::other;
+      break;
+  }
+  return result;
+}
+
+// ---- handles
 
 std::unique_lock<std::recursive_mutex> lock_library() {
   static std::recursive_mutex mutex;
@@ -342,7 +271,6 @@ std::uint64_t Dataset::elements() const noexcept {
 }
 
 // ---- files, groups, datasets
-// ------------------------------------------------------------------------------------------
 
 Handle open_file(const std::filesystem::path& path) {
   const auto lock = lock_library();
@@ -437,111 +365,6 @@ Dataset open_dataset(const Handle& location, const std::string& name, const std:
   dataset.stored_bytes = H5Dget_storage_size(id);
   if (dataset.storage == Storage::chunked) read_chunking(properties, space, dataset, where);
   return dataset;
-}
-
-// ---- attributes
-// -------------------------------------------------------------------------------------------------------
-
-std::optional<std::string> string_attribute(const Handle& object, const char* name, const std::string& where) {
-  const auto lock = lock_library();
-  const auto attribute = open_attribute(object, name, where);
-  if (!attribute) return std::nullopt;
-  if (attribute->count != 1 || H5Tget_class(attribute->type.id()) != H5T_STRING)
-    refuse_attribute(*attribute, "one string");
-  return strings(attribute->type, attribute->space, attribute->where,
-                 [&](hid_t type, void* to) { return H5Aread(attribute->handle.id(), type, to); })[0];
-}
-
-std::optional<double> number_attribute(const Handle& object, const char* name, const std::string& where) {
-  const auto lock = lock_library();
-  const auto attribute = open_attribute(object, name, where);
-  if (!attribute) return std::nullopt;
-  const H5T_class_t type = H5Tget_class(attribute->type.id());
-  if (attribute->count != 1 || (type != H5T_FLOAT && type != H5T_INTEGER)) refuse_attribute(*attribute, "one number");
-  double value = 0;
-  checked(H5Aread(attribute->handle.id(), H5T_NATIVE_DOUBLE, &value), attribute->where, "read it");
-  return value;
-}
-
-std::optional<std::uint64_t> unsigned_attribute(const Handle& object, const char* name, const std::string& where) {
-  const auto lock = lock_library();
-  const auto attribute = open_attribute(object, name, where);
-  if (!attribute) return std::nullopt;
-  if (attribute->count != 1 || H5Tget_class(attribute->type.id()) != H5T_INTEGER ||
-      H5Tget_sign(attribute->type.id()) != H5T_SGN_NONE) {
-    refuse_attribute(*attribute, "one unsigned integer");
-  }
-  std::uint64_t value = 0;
-  checked(H5Aread(attribute->handle.id(), H5T_NATIVE_UINT64, &value), attribute->where, "read it");
-  return value;
-}
-
-std::optional<IntegerList> integer_attribute(const Handle& object, const char* name, const std::string& where) {
-  const auto lock = lock_library();
-  const auto attribute = open_attribute(object, name, where);
-  if (!attribute) return std::nullopt;
-  if (attribute->count > kMaxAttributeElements || H5Tget_class(attribute->type.id()) != H5T_INTEGER) {
-    refuse_attribute(*attribute, "integers");
-  }
-  IntegerList list;
-  list.shape = extents(attribute->space, attribute->where);
-  list.values.resize(static_cast<std::size_t>(attribute->count));
-  if (!list.values.empty()) {
-    checked(H5Aread(attribute->handle.id(), H5T_NATIVE_INT64, list.values.data()), attribute->where, "read it");
-  }
-  return list;
-}
-
-// ---- data
-// -------------------------------------------------------------------------------------------------------------
-
-std::vector<std::string> read_strings(const Dataset& dataset, const std::string& where) {
-  const auto lock = lock_library();
-  const Handle type = owned(H5Dget_type(dataset.handle.id()), where, "read the element type");
-  const Handle space = owned(H5Dget_space(dataset.handle.id()), where, "read the shape");
-  return strings(type, space, where, [&](hid_t memory_type, void* to) {
-    return H5Dread(dataset.handle.id(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, to);
-  });
-}
-
-void read_box(const Dataset& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,
-              void* to, const std::string& where) {
-  const auto lock = lock_library();
-  const Handle type = owned(H5Dget_type(dataset.handle.id()), where, "read the element type");
-  if (start.empty()) {
-    checked(H5Dread(dataset.handle.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, to), where, "read the data");
-    return;
-  }
-  const std::vector<hsize_t> first(start.begin(), start.end());
-  const std::vector<hsize_t> length(count.begin(), count.end());
-  const Handle space = owned(H5Dget_space(dataset.handle.id()), where, "read the shape");
-  checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, first.data(), nullptr, length.data(), nullptr), where,
-          "select a part");
-  const Handle memory =
-      owned(H5Screate_simple(static_cast<int>(length.size()), length.data(), nullptr), where, "select a part");
-  checked(H5Dread(dataset.handle.id(), type.id(), memory.id(), space.id(), H5P_DEFAULT, to), where, "read the data");
-}
-
-// Not H5Dget_chunk_info_by_coord: it looks through all chunks for each.
-StoredChunk read_stored_chunk(const Dataset& dataset, std::span<const std::uint64_t> start, std::uint64_t most_bytes,
-                              const std::string& where) {
-  const auto lock = lock_library();
-  const std::vector<hsize_t> first(start.begin(), start.end());
-  hsize_t bytes = 0;
-  checked(H5Dget_chunk_storage_size(dataset.handle.id(), first.data(), &bytes), where, "find a chunk");
-  if (bytes == 0 || bytes > most_bytes) {
-    throw Error(ExitCode::bad_input,
-                {.where = where,
-                 .found = bytes == 0 ? "one of its chunks was never written"
-                                     : fmt::format("one of its chunks claims to have {} bytes", bytes),
-                 .expected = bytes == 0 ? std::string() : fmt::format("at most the {} of the file", most_bytes),
-                 .advice = "the file is incomplete or damaged; copy or record it again"});
-  }
-  StoredChunk chunk;
-  chunk.bytes.resize(bytes);
-  checked(H5Dread_chunk(dataset.handle.id(), H5P_DEFAULT, first.data(), &chunk.skipped_filters, chunk.bytes.data()),
-          where, "read a chunk");
-  return chunk;
 }
 
 }  // namespace gradclip::hdf5

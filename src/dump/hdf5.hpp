@@ -40,7 +40,7 @@ class Handle {
 /// "1.10.8"
 [[nodiscard]] std::string library_version();
 
-// ---- what a file holds ----------------------------------------------------------------------------------------------
+// ---- what a file holds
 
 /// An element type by its fields, never by its identity.
 struct ElementType {
@@ -127,7 +127,6 @@ struct StoredChunk {
                                             std::uint64_t most_bytes, const std::string& where);
 
 // ---- making files (hdf5_write.cpp)
-// -----------------------------------------------------------------------------------
 
 /// A new file in the default, oldest format. Errors: Error(resources).
 [[nodiscard]] Handle create_file(const std::filesystem::path& path);

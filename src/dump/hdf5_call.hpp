@@ -1,5 +1,6 @@
 #pragma once
-// The one include of hdf5.h, and the checks that every call goes through. For hdf5.cpp and hdf5_write.cpp only.
+// The one include of hdf5.h, and the checks that every call goes through. For hdf5.cpp, hdf5_values.cpp and
+// hdf5_write.cpp only.
 
 #include <hdf5.h>
 
@@ -26,6 +27,10 @@ Result checked(Result result, const std::string& where, const char* doing, ExitC
                                   ExitCode code = ExitCode::bad_input) {
   return Handle(checked(id, where, doing, code));
 }
+
+/// Extents of a dataspace, whose product is below 2^62. Errors: a null dataspace; more elements.
+[[nodiscard]] std::vector<std::int64_t> extents(const Handle& space, const std::string& where);
+[[nodiscard]] ElementType element_type(const Handle& type, const std::string& where);
 
 /// Errors of a dataset's creation properties: external storage, virtual datasets.
 void refuse_foreign_storage(hid_t properties, const std::string& where);

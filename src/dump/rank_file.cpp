@@ -106,7 +106,6 @@ void RankFile::State::check_root_attributes() const {
 }
 
 // ---- reading
-// ----------------------------------------------------------------------------------------------------------
 
 void RankFile::State::read_dataset(const hdf5::Dataset& dataset, std::uint64_t first, std::uint64_t count,
                                    std::byte* to, const std::string& where) const {

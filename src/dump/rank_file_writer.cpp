@@ -103,7 +103,6 @@ struct RankFileWriter::State {
 };
 
 // ---- creation
-// -----------------------------------------------------------------------------------------------------------
 
 void RankFileWriter::State::create() {
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
@@ -249,7 +248,6 @@ void RankFileWriter::State::allocate() const {
 }
 
 // ---- writing
-// ------------------------------------------------------------------------------------------------------------
 
 template <class Condition>
 void RankFileWriter::State::wait_for_turn(Condition&& is_mine) {
@@ -353,7 +351,6 @@ void RankFileWriter::State::write_checksums() {
 }
 
 // ---- the interface
-// ------------------------------------------------------------------------------------------------------
 
 RankFileWriter::RankFileWriter(std::filesystem::path path, std::shared_ptr<const RankFile> input,
                                const Manifest& manifest) {

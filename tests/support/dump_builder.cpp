@@ -43,7 +43,6 @@ std::string hexadecimal(std::uint64_t value) {
 }
 
 // ---- element types
-// ----------------------------------------------------------------------------------------------------
 
 std::size_t bytes_of(const std::string& dtype) {
   if (dtype == "float64") return 8;
@@ -129,7 +128,6 @@ hid_t file_type(const std::string& dtype, Spelling spelling) {
 }
 
 // ---- attributes and datasets
-// --------------------------------------------------------------------------------------------
 
 hid_t string_type(std::size_t size, bool variable) {
   const hid_t type = ok(H5Tcopy(H5T_C_S1));
@@ -247,7 +245,6 @@ std::vector<std::int64_t> rows_of(const ShardLayout& layout) {
 }  // namespace
 
 // ---- one rank's file
-// ----------------------------------------------------------------------------------------------------
 
 class RankFileBuilder {
  public:
@@ -384,7 +381,6 @@ class RankFileBuilder {
 };
 
 // ---- the dump
-// -----------------------------------------------------------------------------------------------------------
 
 DumpBuilder::DumpBuilder(std::filesystem::path directory, std::int32_t world_size)
     : directory_(std::move(directory)), world_size_(world_size) {}

@@ -9,6 +9,7 @@
 
 #include "dump_builder.hpp"
 #include "gradclip/backend/reduction.hpp"
+#include "gradclip/base/error.hpp"
 #include "gradclip/stream/task_list.hpp"
 
 namespace gradclip {
