@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 packages=(
   g++ cmake ninja-build git
-  openmpi-bin libopenmpi-dev libhdf5-dev libcli11-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libre2-dev
+  openmpi-bin libopenmpi-dev libhdf5-dev libcli11-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libre2-dev zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev hdf5-tools
 )
 want_python=false

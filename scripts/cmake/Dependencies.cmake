@@ -15,6 +15,8 @@ add_library(gradclip_hdf5 INTERFACE)
 target_include_directories(gradclip_hdf5 SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS})
 target_link_libraries(gradclip_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
 
+find_package(ZLIB REQUIRED)  # HDF5's deflate filter, decoded outside its lock
+
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 add_library(gradclip_xxhash INTERFACE)
 target_include_directories(gradclip_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})

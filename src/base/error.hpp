@@ -53,6 +53,7 @@ class Error : public std::exception {
 [[nodiscard]] std::string quoted(std::string_view untrusted);
 /// Beats std::quoted, which argument-dependent look-up would find for a std::string.
 [[nodiscard]] inline std::string quoted(const std::string& untrusted) { return quoted(std::string_view(untrusted)); }
+[[nodiscard]] inline std::string quoted(std::string& untrusted) { return quoted(std::string_view(untrusted)); }
 [[nodiscard]] inline std::string quoted(const char* untrusted) { return quoted(std::string_view(untrusted)); }
 
 /// The same without the quotes, for tables.

@@ -1,9 +1,11 @@
 #include "gradclip/clip/clip.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "gradclip/clip/second_pass.hpp"
 #include "gradclip/norm/shard_sums.hpp"
@@ -54,41 +56,23 @@ class ClipFactors {
   Numerics numerics_;
 };
 
-nlohmann::ordered_json number(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  return value;
-}
-
-nlohmann::ordered_json number(const std::optional<double>& value) {
-  return value ? number(*value) : nlohmann::ordered_json(nullptr);
-}
+std::string number(const std::optional<double>& value) { return value ? json_number(*value) : "null"; }
 
 /// What the output's manifest says of the run: nothing that differs between two runs of the same command.
 std::string clip_record(const TrainingStep& step, const ClipOptions& options, const ClipResult& result) {
-  nlohmann::ordered_json record;
-  record["version"] = GRADCLIP_VERSION;
-  record["norm_type"] = number(step.order.p);
-  record["max_norm"] = number(result.max_norm);
-  record["total"] = number(result.total);
-  record["coefficient"] = number(result.coefficient);
-  record["total_after"] = number(result.total_after);
-  record["numerics"] = name(options.numerics);
-  record["nonfinite"] = name(options.nonfinite);
-  record["label_token_divisor"] = number(result.scale.label_token_divisor);
-  record["expert_divisor"] = number(result.scale.expert_divisor);
-  if (options.total_norm) record["total_given"] = true;
-  if (!result.coefficients.empty()) {
-    nlohmann::ordered_json totals = nlohmann::ordered_json::array();
-    for (std::size_t i = 0; i < result.coefficients.size(); ++i) {
-      const RankTotal& total = result.norm->reference.totals[i];
-      totals.push_back({{"total", number(total.total)},
-                        {"coefficient", number(result.coefficients[i])},
-                        {"ranks", total.ranks}});
-    }
-    record["totals"] = std::move(totals);
+  std::string record = fmt::format(
+      R"({{"version":"{}","norm_type":{},"max_norm":{},"total":{},"coefficient":{},"total_after":{},"numerics":"{}",)"
+      R"("nonfinite":"{}","label_token_divisor":{},"expert_divisor":{})",
+      GRADCLIP_VERSION, json_number(step.order.p), number(result.max_norm), json_number(result.total),
+      number(result.coefficient), number(result.total_after), name(options.numerics), name(options.nonfinite),
+      number(result.scale.label_token_divisor), number(result.scale.expert_divisor));
+  if (options.total_norm) record += R"(,"total_given":true)";
+  for (std::size_t i = 0; i < result.coefficients.size(); ++i) {
+    const RankTotal& total = result.norm->reference.totals[i];
+    record += fmt::format(R"({}{{"total":{},"coefficient":{},"ranks":[{}]}})", i == 0 ? R"(,"totals":[)" : ",",
+                          json_number(total.total), json_number(result.coefficients[i]), fmt::join(total.ranks, ","));
   }
-  return record.dump();
+  return record + (result.coefficients.empty() ? "}" : "]}");
 }
 
 /// Step 3 and 4: coefficients from the totals, and what a non-finite total leads to.

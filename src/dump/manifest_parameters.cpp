@@ -97,12 +97,26 @@ std::size_t mesh_index(const Manifest& manifest, const MeshIndices& indices, con
   return found->second;
 }
 
+namespace {
+
+/// A number in the document is not how a person knows a parameter.
+Error with_parameter_name(const Error& error, const nlohmann::json& parameter) {
+  ErrorText text = error.text();
+  const auto name = parameter.is_object() ? parameter.find("name") : parameter.end();
+  if (!parameter.is_object() || name == parameter.end() || !name->is_string()) return error;
+  const std::string known = quoted(name->get_ref<const std::string&>().substr(0, 200));
+  text.advice += (text.advice.empty() ? "" : "; ") + ("the parameter is " + known);
+  return {error.code(), std::move(text), error.location()};
+}
+
+}  // namespace
+
 void ParameterParser::take(std::size_t index, const nlohmann::json& value) {
   if (first_error_) return;
   try {
     take_checked(index, value);
-  } catch (const Error&) {
-    first_error_ = std::current_exception();
+  } catch (const Error& error) {
+    first_error_ = std::make_exception_ptr(with_parameter_name(error, value));
   }
 }
 
