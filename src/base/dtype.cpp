@@ -8,7 +8,9 @@ constexpr std::array<std::string_view, kDTypeCount> kNames{"float64",  "float32"
                                                            "bfloat16", "float8_e4m3fn", "float8_e5m2"};
 }  // namespace
 
-std::string_view name(DType dtype) noexcept { return kNames[static_cast<std::size_t>(dtype)]; }
+std::string_view name(DType dtype) noexcept {
+  return kNames[static_cast<std::size_t>(dtype)];
+}
 
 std::optional<DType> parse_dtype(std::string_view text) noexcept {
   constexpr std::string_view kPrefix = "torch.";
@@ -19,6 +21,8 @@ std::optional<DType> parse_dtype(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-std::string_view dtype_names() noexcept { return "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2"; }
+std::string_view dtype_names() noexcept {
+  return "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2";
+}
 
 }  // namespace gradclip

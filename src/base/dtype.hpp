@@ -15,12 +15,16 @@ inline constexpr int kDTypeCount = 6;
 /// Bytes of one element.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
   switch (dtype) {
-    case DType::float64: return 8;
-    case DType::float32: return 4;
+    case DType::float64:
+      return 8;
+    case DType::float32:
+      return 4;
     case DType::float16:
-    case DType::bfloat16: return 2;
+    case DType::bfloat16:
+      return 2;
     case DType::float8_e4m3fn:
-    case DType::float8_e5m2: return 1;
+    case DType::float8_e5m2:
+      return 1;
   }
   return 0;
 }

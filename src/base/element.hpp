@@ -33,7 +33,8 @@ struct ScaleFactors {
   ScaleStep steps[2] = {ScaleStep::none, ScaleStep::none};
   ClipStep clip = ClipStep::none;
   bool zero_nonfinite = false;  ///< NaN and infinities become +0
-  bool reference_in_float64 = false;  ///< TermArithmetic::reference without roundings: PyTorch's promotion of 0-dim tensors
+  bool reference_in_float64 =
+      false;  ///< TermArithmetic::reference without roundings: PyTorch's promotion of 0-dim tensors
 };
 
 /// The reduction of a Partial placement.
@@ -280,8 +281,8 @@ GRADCLIP_HOST_DEVICE double power_term(double x, double p) {
 
 /// The reference's term (TermArithmetic::reference): round(round(|x| / normalizer)^p), both roundings to the gradient's
 /// type. p = 2 is a product; p = 3 two products, each rounded to the type, as PyTorch multiplies its scalars (not for
-/// float16, which its CPU kernel raises in float32 and rounds once); other p go through powf (float64: pow). Everything is
-/// formed in Compute.
+/// float16, which its CPU kernel raises in float32 and rounds once); other p go through powf (float64: pow). Everything
+/// is formed in Compute.
 template <DType D>
 GRADCLIP_HOST_DEVICE double reference_term(ComputeOf<D> x, double normalizer, double p) {
   using Compute = ComputeOf<D>;

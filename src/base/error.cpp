@@ -11,13 +11,20 @@ namespace {
 
 int gravity(ExitCode code) noexcept {
   switch (code) {
-    case ExitCode::bug: return 6;
-    case ExitCode::resources: return 5;
-    case ExitCode::bad_input: return 4;
-    case ExitCode::nonfinite: return 3;
-    case ExitCode::usage: return 2;
-    case ExitCode::findings: return 1;
-    case ExitCode::done: return 0;
+    case ExitCode::bug:
+      return 6;
+    case ExitCode::resources:
+      return 5;
+    case ExitCode::bad_input:
+      return 4;
+    case ExitCode::nonfinite:
+      return 3;
+    case ExitCode::usage:
+      return 2;
+    case ExitCode::findings:
+      return 1;
+    case ExitCode::done:
+      return 0;
   }
   return 6;
 }
@@ -89,14 +96,20 @@ std::string compose(const ErrorText& text) {
 
 }  // namespace
 
-ExitCode graver(ExitCode a, ExitCode b) noexcept { return gravity(a) >= gravity(b) ? a : b; }
+ExitCode graver(ExitCode a, ExitCode b) noexcept {
+  return gravity(a) >= gravity(b) ? a : b;
+}
 
 Error::Error(ExitCode code, ErrorText text, std::source_location location)
     : code_(code), text_(std::move(text)), message_(compose(text_)), location_(location) {}
 
-std::string quoted(std::string_view untrusted) { return "'" + escape(untrusted, true) + "'"; }
+std::string quoted(std::string_view untrusted) {
+  return "'" + escape(untrusted, true) + "'";
+}
 
-std::string printable(std::string_view untrusted) { return escape(untrusted, false); }
+std::string printable(std::string_view untrusted) {
+  return escape(untrusted, false);
+}
 
 bool is_valid_utf8(std::string_view text) noexcept {
   while (!text.empty()) {

@@ -11,12 +11,12 @@ namespace gradclip {
 /// Exit codes of the program (docs/exit-codes.md).
 enum class ExitCode : int {
   done = 0,
-  findings = 1,    ///< the answer is "differs", "regressed" or "findings"
-  usage = 2,       ///< the command line or an environment variable
-  bad_input = 3,   ///< the dump or another input file
-  nonfinite = 4,   ///< a non-finite total was refused (--nonfinite error)
-  resources = 5,   ///< no space, no memory, no such device, no permission
-  bug = 70,        ///< a broken promise inside gradclip
+  findings = 1,   ///< the answer is "differs", "regressed" or "findings"
+  usage = 2,      ///< the command line or an environment variable
+  bad_input = 3,  ///< the dump or another input file
+  nonfinite = 4,  ///< a non-finite total was refused (--nonfinite error)
+  resources = 5,  ///< no space, no memory, no such device, no permission
+  bug = 70,       ///< a broken promise inside gradclip
 };
 
 /// Which of two codes stands for a run where several processes failed: 70 before 5 before 3 before 4 before the rest.
@@ -52,9 +52,15 @@ class Error : public std::exception {
 /// backslashes after a backslash, so that no name can write to the terminal or break a line.
 [[nodiscard]] std::string quoted(std::string_view untrusted);
 /// Beats std::quoted, which argument-dependent look-up would find for a std::string.
-[[nodiscard]] inline std::string quoted(const std::string& untrusted) { return quoted(std::string_view(untrusted)); }
-[[nodiscard]] inline std::string quoted(std::string& untrusted) { return quoted(std::string_view(untrusted)); }
-[[nodiscard]] inline std::string quoted(const char* untrusted) { return quoted(std::string_view(untrusted)); }
+[[nodiscard]] inline std::string quoted(const std::string& untrusted) {
+  return quoted(std::string_view(untrusted));
+}
+[[nodiscard]] inline std::string quoted(std::string& untrusted) {
+  return quoted(std::string_view(untrusted));
+}
+[[nodiscard]] inline std::string quoted(const char* untrusted) {
+  return quoted(std::string_view(untrusted));
+}
 
 /// The same without the quotes, for tables.
 [[nodiscard]] std::string printable(std::string_view untrusted);
@@ -63,13 +69,14 @@ class Error : public std::exception {
 [[nodiscard]] bool is_valid_utf8(std::string_view text) noexcept;
 
 /// A promise between our own functions; broken, it is exit code 70.
-#define GRADCLIP_CHECK(condition, what_is_wrong)                                                          \
-  do {                                                                                                    \
-    if (!(condition)) {                                                                                   \
-      throw ::gradclip::Error(::gradclip::ExitCode::bug,                                                  \
-                              {.where = "internal check '" #condition "'", .found = (what_is_wrong),      \
-                               .expected = {}, .advice = "please report this with the command line"});   \
-    }                                                                                                     \
+#define GRADCLIP_CHECK(condition, what_is_wrong)                                                                  \
+  do {                                                                                                            \
+    if (!(condition)) {                                                                                           \
+      throw ::gradclip::Error(::gradclip::ExitCode::bug, {.where = "internal check '" #condition "'",             \
+                                                          .found = (what_is_wrong),                               \
+                                                          .expected = {},                                         \
+                                                          .advice = "please report this with the command line"}); \
+    }                                                                                                             \
   } while (false)
 
 }  // namespace gradclip

@@ -10,12 +10,12 @@ namespace gradclip {
 
 /// One entry of the report's "findings" (docs/reports.md lists the kinds).
 struct Finding {
-  std::string kind;                   ///< "replicas-differ", "ranks-disagree", ...
-  std::string parameter;              ///< empty where it concerns the whole dump
-  std::vector<std::int32_t> ranks;    ///< recorded ranks, ascending
+  std::string kind;                                ///< "replicas-differ", "ranks-disagree", ...
+  std::string parameter;                           ///< empty where it concerns the whole dump
+  std::vector<std::int32_t> ranks;                 ///< recorded ranks, ascending
   std::optional<std::vector<std::int64_t>> index;  ///< global coordinates, one per dimension
-  std::optional<double> value;        ///< what the kind says it is
-  std::string message;                ///< one sentence
+  std::optional<double> value;                     ///< what the kind says it is
+  std::string message;                             ///< one sentence
 };
 
 }  // namespace gradclip

@@ -56,7 +56,9 @@ class ClipFactors {
   Numerics numerics_;
 };
 
-std::string number(const std::optional<double>& value) { return value ? json_number(*value) : "null"; }
+std::string number(const std::optional<double>& value) {
+  return value ? json_number(*value) : "null";
+}
 
 /// What the output's manifest says of the run: nothing that differs between two runs of the same command.
 std::string clip_record(const TrainingStep& step, const ClipOptions& options, const ClipResult& result) {
@@ -86,7 +88,8 @@ void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& re
     if (totals.size() == 1) result.total = totals.front().total;
     if (step.max_norm) {
       for (const RankTotal& total : totals) {
-        result.coefficients.push_back(clip_coefficient(total.total, *step.max_norm, total.dtype, /*as_reference=*/true));
+        result.coefficients.push_back(
+            clip_coefficient(total.total, *step.max_norm, total.dtype, /*as_reference=*/true));
       }
       if (totals.size() == 1) result.coefficient = result.coefficients.front();
     }
@@ -106,10 +109,14 @@ void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& re
 
 std::string_view name(NonfinitePolicy policy) noexcept {
   switch (policy) {
-    case NonfinitePolicy::propagate: return "propagate";
-    case NonfinitePolicy::error: return "error";
-    case NonfinitePolicy::skip: return "skip";
-    case NonfinitePolicy::zero: return "zero";
+    case NonfinitePolicy::propagate:
+      return "propagate";
+    case NonfinitePolicy::error:
+      return "error";
+    case NonfinitePolicy::skip:
+      return "skip";
+    case NonfinitePolicy::zero:
+      return "zero";
   }
   return "propagate";
 }
@@ -134,7 +141,8 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
     const SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
     result.total_after = written.total;
     if (first) {
-      output->finish({.state = GradientState::after_clip, .files = written.files,
+      output->finish({.state = GradientState::after_clip,
+                      .files = written.files,
                       .clip_record = clip_record(step, options, result)});
     }
     run.comm.barrier();

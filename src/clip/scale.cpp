@@ -105,7 +105,8 @@ ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numer
                           static_cast<double>(step.expert_tp_replication_factor);
   }
   if (!applies) {
-    plan.explanation = no_scale ? "none (--no-scale)" : fmt::format("none (the dump's state is {})", name(manifest.state));
+    plan.explanation =
+        no_scale ? "none (--no-scale)" : fmt::format("none (the dump's state is {})", name(manifest.state));
   } else {
     plan.explanation = explain(step, plan, ep_shard);
     if (plan.explanation.empty()) plan.explanation = "none";

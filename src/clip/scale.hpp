@@ -33,8 +33,8 @@ void check_step(const TrainingStep& step, ExitCode code);
 
 struct ScalePlan {
   std::optional<double> label_token_divisor;  ///< num_label_tokens / dp_group_size
-  std::optional<double> expert_divisor;  ///< dp_group_size / ep_shard_size × expert_tp_replication_factor
-  std::string explanation;               ///< one sentence for people
+  std::optional<double> expert_divisor;       ///< dp_group_size / ep_shard_size × expert_tp_replication_factor
+  std::string explanation;                    ///< one sentence for people
   ParameterFactors factors;
 };
 
@@ -49,8 +49,8 @@ struct EffectiveNumerics {
   std::string note;
 };
 
-/// torch's own clip_grad_norm_ is for plain tensors without pp: asked for elsewhere, automodel_cpu is taken. There, a step
-/// with use_torch_clip_grad_norm takes it under automodel and automodel_cpu too, as the reference does.
+/// torch's own clip_grad_norm_ is for plain tensors without pp: asked for elsewhere, automodel_cpu is taken. There, a
+/// step with use_torch_clip_grad_norm takes it under automodel and automodel_cpu too, as the reference does.
 [[nodiscard]] EffectiveNumerics effective_numerics(const Manifest& manifest, const TrainingStep& step,
                                                    Numerics asked_for);
 

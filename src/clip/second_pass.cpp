@@ -35,8 +35,13 @@ class ClippedWriter {
  public:
   ClippedWriter(Run& run, DumpWriter& output, const FactorsOf& factors_of, const std::vector<bool>& expert,
                 NormOrder order)
-      : run_(run), manifest_(run.dump.manifest()), output_(output), factors_of_(factors_of), expert_(expert),
-        request_{order}, counted_(counted_entries(manifest_)) {}
+      : run_(run),
+        manifest_(run.dump.manifest()),
+        output_(output),
+        factors_of_(factors_of),
+        expert_(expert),
+        request_{order},
+        counted_(counted_entries(manifest_)) {}
 
   SecondPass write() {
     const std::int32_t last = run_.plan.end(run_.comm.process());
@@ -85,8 +90,7 @@ class ClippedWriter {
     for (const NoneShard& shard : all) none.emplace(shard.parameter, shard.rank);
     for (const auto& [parameter, rank] : none) {
       const ParameterEntry& entry = manifest_.parameters[parameter];
-      if (!counted_[parameter] || entry.has_partial() ||
-          !is_counted_copy(manifest_, entry, rank, expert_[parameter])) {
+      if (!counted_[parameter] || entry.has_partial() || !is_counted_copy(manifest_, entry, rank, expert_[parameter])) {
         continue;
       }
       for (const std::int32_t copy : manifest_.role(entry, rank, expert_[parameter]).copies) {
@@ -107,11 +111,10 @@ class ClippedWriter {
 
   void stream(Batch& batch) {
     std::vector<TensorStatistics> of_task(batch.list.tasks.size());
-    run_.stream.scale(batch.list.tasks, batch.writer_of_task, batch.list.factors, request_,
-                      [&](const MeasuredChunk& chunk) {
-                        gradclip::append(of_task[chunk.task], chunk.statistics, chunk.count, chunk.position,
-                                         request_.order);
-                      });
+    run_.stream.scale(
+        batch.list.tasks, batch.writer_of_task, batch.list.factors, request_, [&](const MeasuredChunk& chunk) {
+          gradclip::append(of_task[chunk.task], chunk.statistics, chunk.count, chunk.position, request_.order);
+        });
     for (std::size_t i = 0; i < of_task.size(); ++i) {
       const std::int32_t rank = batch.list.tasks[i].rank;
       if (statistics_.empty() || statistics_.back().rank != rank) statistics_.push_back({rank, {}});

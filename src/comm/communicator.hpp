@@ -57,9 +57,9 @@ class Communicator {
 
   virtual void barrier() = 0;
 
-  /// Called once, by a process that cannot go on, in place of its next collective. Waits a few seconds for the others to
-  /// reach theirs; if they do, all agree on the gravest code and on one speaker, and abort returns. If they do not, prints
-  /// `message` to stderr and ends all processes.
+  /// Called once, by a process that cannot go on, in place of its next collective. Waits a few seconds for the others
+  /// to reach theirs; if they do, all agree on the gravest code and on one speaker, and abort returns. If they do not,
+  /// prints `message` to stderr and ends all processes.
   virtual Agreement abort(ExitCode code, const std::string& message) = 0;
 };
 
@@ -99,7 +99,8 @@ template <class T>
 
 /// Sends outgoing[i] to process i; returns what each process sent here, by process.
 template <class T>
-[[nodiscard]] std::vector<std::vector<T>> exchange_values(Communicator& comm, const std::vector<std::vector<T>>& outgoing) {
+[[nodiscard]] std::vector<std::vector<T>> exchange_values(Communicator& comm,
+                                                          const std::vector<std::vector<T>>& outgoing) {
   const auto processes = static_cast<std::size_t>(comm.size());
   std::vector<std::size_t> send_counts(processes), receive_counts(processes);
   std::vector<T> send;

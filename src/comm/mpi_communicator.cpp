@@ -35,7 +35,9 @@ void check(int status, const char* call) {
 
 #define GRADCLIP_MPI(call) check((call), #call)
 
-std::byte* at(std::byte* base, std::size_t offset) { return base == nullptr ? nullptr : base + offset; }
+std::byte* at(std::byte* base, std::size_t offset) {
+  return base == nullptr ? nullptr : base + offset;
+}
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -135,8 +137,9 @@ class MpiCommunicator final : public Communicator {
 
     [[nodiscard]] ExitCode code() const noexcept { return kByGravity[gravity]; }
   };
-  static constexpr ExitCode kByGravity[] = {ExitCode::done,      ExitCode::findings,  ExitCode::usage, ExitCode::nonfinite,
-                                            ExitCode::bad_input, ExitCode::resources, ExitCode::bug};
+  static constexpr ExitCode kByGravity[] = {ExitCode::done,      ExitCode::findings,  ExitCode::usage,
+                                            ExitCode::nonfinite, ExitCode::bad_input, ExitCode::resources,
+                                            ExitCode::bug};
 
   [[nodiscard]] Status status_of(ExitCode code) const noexcept {
     const auto* place = std::find(std::begin(kByGravity), std::end(kByGravity), code);

@@ -305,7 +305,8 @@ class PartialCombination {
 
 }  // namespace
 
-void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, std::vector<TensorStatistics>& parameters) {
+void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
+                      std::vector<TensorStatistics>& parameters) {
   PartialCombination(run, factors_of, order, {}).combine(parameters);
 }
 

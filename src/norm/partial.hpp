@@ -8,13 +8,15 @@
 namespace gradclip {
 
 /// Statistics of every Partial parameter's combined value, written into `parameters` (by parameter). The addends are
-/// scaled first, then combined in coordinate order in float64; a None addend is 0 for sum and avg. Where Partial dimensions
-/// have different operations, the last dimension is reduced first. Collective, in rounds within the memory budget.
-/// Errors: Error(bad_input) for a None addend of max, min or product, and for `product` where `factors_of` scales.
-void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, std::vector<TensorStatistics>& parameters);
+/// scaled first, then combined in coordinate order in float64; a None addend is 0 for sum and avg. Where Partial
+/// dimensions have different operations, the last dimension is reduced first. Collective, in rounds within the memory
+/// budget. Errors: Error(bad_input) for a None addend of max, min or product, and for `product` where `factors_of`
+/// scales.
+void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
+                      std::vector<TensorStatistics>& parameters);
 
-/// The reference's terms of full tensors: the combined values rounded to the gradient's type, as full_tensor() holds them,
-/// then round(round(|x| / m)^p) of each. Only for parameters whose own placements are Partial.
+/// The reference's terms of full tensors: the combined values rounded to the gradient's type, as full_tensor() holds
+/// them, then round(round(|x| / m)^p) of each. Only for parameters whose own placements are Partial.
 /// @param normalizers  m by parameter
 /// @return  by parameter, empty for the others
 [[nodiscard]] std::vector<TensorStatistics> reference_terms_of_full_tensors(Run& run, const FactorsOf& factors_of,

@@ -15,11 +15,15 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double to_power(double x, NormOrder order) { return order.p == 2.0 ? x * x : std::pow(x, order.p); }
-double from_power(double x, NormOrder order) { return order.p == 2.0 ? std::sqrt(x) : std::pow(x, 1.0 / order.p); }
+double to_power(double x, NormOrder order) {
+  return order.p == 2.0 ? x * x : std::pow(x, order.p);
+}
+double from_power(double x, NormOrder order) {
+  return order.p == 2.0 ? std::sqrt(x) : std::pow(x, 1.0 / order.p);
+}
 
-/// The reference's combination of norms: m (Σ (n / m)^p)^(1/p), m the largest, a zero or infinite m replaced by 1 as the
-/// divisor; NaN and infinity are decided explicitly.
+/// The reference's combination of norms: m (Σ (n / m)^p)^(1/p), m the largest, a zero or infinite m replaced by 1 as
+/// the divisor; NaN and infinity are decided explicitly.
 double combine_norms(const std::vector<double>& norms, NormOrder order) {
   double largest = 0.0;
   for (const double norm : norms) {
@@ -35,7 +39,8 @@ double combine_norms(const std::vector<double>& norms, NormOrder order) {
 /// Which ranks' sums are added for a group as `rank` sees it, remembered by the rank's place among the copies.
 class GroupReduction {
  public:
-  GroupReduction(const Manifest& manifest, const ShardSums& sums, NormOrder order) : manifest_(manifest), order_(order) {
+  GroupReduction(const Manifest& manifest, const ShardSums& sums, NormOrder order)
+      : manifest_(manifest), order_(order) {
     for (const ShardGroup& group : sums.groups) {
       std::vector<bool> varies;
       bool partial = false;
@@ -62,7 +67,8 @@ class GroupReduction {
     const Coordinate at = mesh.coordinate(rank);
     std::uint64_t key = 0;
     for (std::size_t d = 0; d < at.size(); ++d) {
-      if (!varies_[group][d]) key = key * static_cast<std::uint64_t>(mesh.shape()[d]) + static_cast<std::uint64_t>(at[d]);
+      if (!varies_[group][d])
+        key = key * static_cast<std::uint64_t>(mesh.shape()[d]) + static_cast<std::uint64_t>(at[d]);
     }
     return key;
   }

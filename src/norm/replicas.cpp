@@ -100,8 +100,8 @@ class ReplicaComparison {
 
   [[nodiscard]] std::uint64_t hash(const Segment& segment, const Copy& copy, std::uint64_t chunk) const {
     const std::size_t size = size_of(dtype(segment));
-    return XXH3_64bits_withSeed(copy.bytes.data() + chunk * kChunkElements * size, chunk_elements(segment, chunk) * size,
-                                std::bit_cast<std::uint32_t>(copy.scale_inv));
+    return XXH3_64bits_withSeed(copy.bytes.data() + chunk * kChunkElements * size,
+                                chunk_elements(segment, chunk) * size, std::bit_cast<std::uint32_t>(copy.scale_inv));
   }
 
   /// The counted copy's process sends its chunk hashes, the other copy's process answers with the chunks that differ.
@@ -268,18 +268,19 @@ std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const 
     const TensorStatistics& a = sums.parameters[p];
     const TensorStatistics& b = sums.parameters[place->second];
     const double norm_a = a.norm(order), norm_b = b.norm(order);
-    const bool equal = entry.shape == first.shape && a.elements == b.elements && a.zeros == b.zeros && a.nan == b.nan &&
-                       a.posinf == b.posinf && a.neginf == b.neginf && a.max_abs == b.max_abs &&
-                       a.min_abs == b.min_abs &&
-                       (norm_a == norm_b || std::abs(norm_a - norm_b) <= 1e-12 * std::abs(norm_b) || a.nonfinite() != 0);
+    const bool equal =
+        entry.shape == first.shape && a.elements == b.elements && a.zeros == b.zeros && a.nan == b.nan &&
+        a.posinf == b.posinf && a.neginf == b.neginf && a.max_abs == b.max_abs && a.min_abs == b.min_abs &&
+        (norm_a == norm_b || std::abs(norm_a - norm_b) <= 1e-12 * std::abs(norm_b) || a.nonfinite() != 0);
     if (equal) continue;
-    findings.push_back({.kind = "tied-differ",
-                        .parameter = entry.name,
-                        .ranks = manifest.holders(entry),
-                        .index = {},
-                        .value = std::abs(norm_a - norm_b),
-                        .message = fmt::format("entries of the tied weight {} differ: norm {:.9g} here, {:.9g} in the first",
-                                               quoted(*entry.tied), norm_a, norm_b)});
+    findings.push_back(
+        {.kind = "tied-differ",
+         .parameter = entry.name,
+         .ranks = manifest.holders(entry),
+         .index = {},
+         .value = std::abs(norm_a - norm_b),
+         .message = fmt::format("entries of the tied weight {} differ: norm {:.9g} here, {:.9g} in the first",
+                                quoted(*entry.tied), norm_a, norm_b)});
   }
   return suspects;
 }

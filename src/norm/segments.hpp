@@ -36,8 +36,8 @@ inline std::uint64_t chunk_elements(const Segment& segment, std::uint64_t chunk)
   return std::min<std::uint64_t>(kChunkElements, segment.elements - chunk * kChunkElements);
 }
 
-/// Bytes that one round may hold in all processes together: a part of one process's budget, so that even the process that
-/// everything comes to stays within it. Never below what one segment needs.
+/// Bytes that one round may hold in all processes together: a part of one process's budget, so that even the process
+/// that everything comes to stays within it. Never below what one segment needs.
 inline std::size_t round_bytes(const Run& run) {
   return std::clamp<std::size_t>(run.stream.options().memory_budget / 8, std::size_t{16} << 20, std::size_t{256} << 20);
 }

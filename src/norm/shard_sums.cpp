@@ -174,12 +174,18 @@ struct OwnedParameter {
 template <class Function>
 auto with_element(DType dtype, const Function& function) {
   switch (dtype) {
-    case DType::float64: return function.template operator()<DType::float64>();
-    case DType::float32: return function.template operator()<DType::float32>();
-    case DType::float16: return function.template operator()<DType::float16>();
-    case DType::bfloat16: return function.template operator()<DType::bfloat16>();
-    case DType::float8_e4m3fn: return function.template operator()<DType::float8_e4m3fn>();
-    case DType::float8_e5m2: return function.template operator()<DType::float8_e5m2>();
+    case DType::float64:
+      return function.template operator()<DType::float64>();
+    case DType::float32:
+      return function.template operator()<DType::float32>();
+    case DType::float16:
+      return function.template operator()<DType::float16>();
+    case DType::bfloat16:
+      return function.template operator()<DType::bfloat16>();
+    case DType::float8_e4m3fn:
+      return function.template operator()<DType::float8_e4m3fn>();
+    case DType::float8_e5m2:
+      return function.template operator()<DType::float8_e5m2>();
   }
   throw Error(ExitCode::bug, {.where = "with_element", .found = "no such dtype", .expected = {}, .advice = {}});
 }

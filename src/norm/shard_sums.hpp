@@ -9,7 +9,8 @@
 
 namespace gradclip {
 
-/// One recorded rank's shard of one parameter, measured. Trivially copyable: it travels to the parameter's owner process.
+/// One recorded rank's shard of one parameter, measured. Trivially copyable: it travels to the parameter's owner
+/// process.
 struct ShardResult {
   std::uint32_t parameter = 0;
   std::int32_t rank = 0;
@@ -37,7 +38,8 @@ struct AbsentCopy {
   friend auto operator<=>(const AbsentCopy&, const AbsentCopy&) = default;
 };
 
-/// Parameters that the reference sums as one: of one mesh object and with the same placements of the parameter, or plain.
+/// Parameters that the reference sums as one: of one mesh object and with the same placements of the parameter, or
+/// plain.
 struct ShardGroup {
   std::optional<std::size_t> mesh;  ///< empty: plain tensors
   std::vector<Placement> placements;
@@ -58,19 +60,19 @@ struct RankTorchSum {
   bool nan = false;
   bool inf = false;
   double largest = 0.0;
-  ScaledSum powers;               ///< of the norms, each rounded to its tensor's type
+  ScaledSum powers;  ///< of the norms, each rounded to its tensor's type
 };
 
 struct ShardSums {
   std::vector<TensorStatistics> parameters;  ///< by parameter; Partial ones are left empty here
   std::vector<std::uint32_t> none;           ///< by parameter: ranks whose gradient was None
   std::vector<ShardGroup> groups;
-  std::vector<std::uint32_t> group_of;       ///< by parameter
-  std::vector<RankGroupSum> rank_sums;       ///< of all recorded ranks, ascending
-  std::vector<RankTorchSum> torch_sums;      ///< of all recorded ranks, ascending
-  std::vector<Suspect> suspects;             ///< ascending
-  std::vector<ShardResult> tied;             ///< every shard of tied parameters, by parameter and rank
-  std::vector<AbsentCopy> absent;            ///< ascending
+  std::vector<std::uint32_t> group_of;   ///< by parameter
+  std::vector<RankGroupSum> rank_sums;   ///< of all recorded ranks, ascending
+  std::vector<RankTorchSum> torch_sums;  ///< of all recorded ranks, ascending
+  std::vector<Suspect> suspects;         ///< ascending
+  std::vector<ShardResult> tied;         ///< every shard of tied parameters, by parameter and rank
+  std::vector<AbsentCopy> absent;        ///< ascending
 };
 
 /// Collective; every process gets the same sums.
@@ -82,8 +84,8 @@ struct ShardSums {
     Run& run, const ParameterFactors& factors, NormOrder order, const ShardSums& sums,
     const std::function<double(std::int32_t rank, std::uint32_t group)>& normalizer_of);
 
-/// A number rounded to a type and back, and an element in host memory as a number: for the few places that work on single
-/// values outside a backend.
+/// A number rounded to a type and back, and an element in host memory as a number: for the few places that work on
+/// single values outside a backend.
 [[nodiscard]] double round_through(DType dtype, double value);
 [[nodiscard]] double widen_through(DType dtype, const std::byte* element);
 void store_through(DType dtype, double value, std::byte* element);

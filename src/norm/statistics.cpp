@@ -16,7 +16,8 @@ ScaledSum add(ScaledSum a, ScaledSum b, double power) noexcept {
   // 2^shift far below any float64: the smaller one is lost whole, and ldexp takes an int.
   double rescaled = 0.0;
   if (shift > -4000.0) {
-    rescaled = shift == std::rint(shift) ? std::ldexp(small.sum, static_cast<int>(shift)) : small.sum * std::exp2(shift);
+    rescaled =
+        shift == std::rint(shift) ? std::ldexp(small.sum, static_cast<int>(shift)) : small.sum * std::exp2(shift);
   }
   return {rescale_b ? large.sum + rescaled : rescaled + large.sum, large.exponent};
 }

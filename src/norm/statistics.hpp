@@ -14,8 +14,8 @@ struct ScaledSum {
   std::int32_t exponent = 0;
 };
 
-/// a + b; the one with the smaller exponent is rescaled by 2^(power × difference), exact for an integer power. A zero sum
-/// is neutral.
+/// a + b; the one with the smaller exponent is rescaled by 2^(power × difference), exact for an integer power. A zero
+/// sum is neutral.
 [[nodiscard]] ScaledSum add(ScaledSum a, ScaledSum b, double power) noexcept;
 
 /// (Σ |x|^p)^(1/p) of a sum of powers. @pre order is finite
@@ -24,8 +24,8 @@ struct ScaledSum {
 /// |x|^p as a sum of one term, for combining norms.
 [[nodiscard]] ScaledSum power_of(double norm, NormOrder order) noexcept;
 
-/// norm^p / total^p of a part of a whole: NaN if the total is not finite, 0 if nothing was counted. For p = infinity the
-/// limit of that: 1 for the part that the total comes from, else 0.
+/// norm^p / total^p of a part of a whole: NaN if the total is not finite, 0 if nothing was counted. For p = infinity
+/// the limit of that: 1 for the part that the total comes from, else 0.
 [[nodiscard]] double share_of(double norm, double total, NormOrder order) noexcept;
 
 inline constexpr std::uint64_t kNowhere = std::numeric_limits<std::uint64_t>::max();
@@ -39,10 +39,10 @@ struct TensorStatistics {
   std::uint64_t nan = 0;
   std::uint64_t posinf = 0;
   std::uint64_t neginf = 0;
-  double max_abs = 0.0;  ///< largest finite magnitude
+  double max_abs = 0.0;                                      ///< largest finite magnitude
   double min_abs = std::numeric_limits<double>::infinity();  ///< smallest non-zero finite magnitude
-  ScaledSum powers;      ///< Σ |x|^p over finite elements
-  ScaledSum signed_sum;  ///< Σ x over finite elements
+  ScaledSum powers;                                          ///< Σ |x|^p over finite elements
+  ScaledSum signed_sum;                                      ///< Σ x over finite elements
   /// Row-major position of the first non-finite element: in the shard, later in the global tensor. kNowhere if none.
   std::uint64_t first_nonfinite = kNowhere;
   std::int32_t first_nonfinite_rank = -1;  ///< recorded rank
@@ -61,7 +61,8 @@ struct TensorStatistics {
 void append(TensorStatistics& tensor, const ChunkStatistics& chunk, std::uint32_t count, std::uint64_t position,
             NormOrder order) noexcept;
 
-/// Adds `other`, which comes after `tensor` in the fixed order. The smaller first_nonfinite is kept (the earlier at a tie).
+/// Adds `other`, which comes after `tensor` in the fixed order. The smaller first_nonfinite is kept (the earlier at a
+/// tie).
 void add(TensorStatistics& tensor, const TensorStatistics& other, NormOrder order) noexcept;
 
 }  // namespace gradclip

@@ -21,14 +21,14 @@ void report_nonfinite(const Manifest& manifest, const std::vector<TensorStatisti
     const TensorStatistics& statistics = parameters[p];
     if (statistics.nonfinite() == 0) continue;
     const ParameterEntry& entry = manifest.parameters[p];
-    findings.push_back({.kind = "nonfinite",
-                        .parameter = entry.name,
-                        .ranks = {statistics.first_nonfinite_rank},
-                        .index = index_at(entry.shape, statistics.first_nonfinite),
-                        .value = static_cast<double>(statistics.nonfinite()),
-                        .message = fmt::format("{} NaN, {} +inf and {} -inf of {} elements{}", statistics.nan,
-                                               statistics.posinf, statistics.neginf, statistics.elements,
-                                               zeroed ? ", replaced by 0" : "")});
+    findings.push_back(
+        {.kind = "nonfinite",
+         .parameter = entry.name,
+         .ranks = {statistics.first_nonfinite_rank},
+         .index = index_at(entry.shape, statistics.first_nonfinite),
+         .value = static_cast<double>(statistics.nonfinite()),
+         .message = fmt::format("{} NaN, {} +inf and {} -inf of {} elements{}", statistics.nan, statistics.posinf,
+                                statistics.neginf, statistics.elements, zeroed ? ", replaced by 0" : "")});
   }
 }
 
@@ -67,14 +67,15 @@ void report_disagreement(const ReferenceView& view, std::vector<Finding>& findin
     largest = std::fmax(largest, total.total);
   }
   std::sort(ranks.begin(), ranks.end());
-  findings.push_back({.kind = "ranks-disagree",
-                      .parameter = {},
-                      .ranks = std::move(ranks),
-                      .index = {},
-                      .value = nan ? std::numeric_limits<double>::quiet_NaN() : largest - smallest,
-                      .message = fmt::format("the training step's ranks would have clipped by {} different totals, from "
-                                             "{:.9g} to {:.9g}{}",
-                                             view.totals.size(), smallest, largest, nan ? ", and NaN" : "")});
+  findings.push_back(
+      {.kind = "ranks-disagree",
+       .parameter = {},
+       .ranks = std::move(ranks),
+       .index = {},
+       .value = nan ? std::numeric_limits<double>::quiet_NaN() : largest - smallest,
+       .message = fmt::format("the training step's ranks would have clipped by {} different totals, from "
+                              "{:.9g} to {:.9g}{}",
+                              view.totals.size(), smallest, largest, nan ? ", and NaN" : "")});
 }
 
 void share_out(const Manifest& manifest, const ShardSums& sums, NormResult& result) {
@@ -94,10 +95,14 @@ void share_out(const Manifest& manifest, const ShardSums& sums, NormResult& resu
 
 std::string_view name(Numerics numerics) noexcept {
   switch (numerics) {
-    case Numerics::exact: return "exact";
-    case Numerics::automodel: return "automodel";
-    case Numerics::automodel_cpu: return "automodel-cpu";
-    case Numerics::torch: return "torch";
+    case Numerics::exact:
+      return "exact";
+    case Numerics::automodel:
+      return "automodel";
+    case Numerics::automodel_cpu:
+      return "automodel-cpu";
+    case Numerics::torch:
+      return "torch";
   }
   return "exact";
 }
@@ -135,7 +140,11 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
   std::vector<Suspect> suspects = tied_suspects(run, sums, factors, order, tied);
   suspects.insert(suspects.end(), sums.suspects.begin(), sums.suspects.end());
   if (result.statistics.elements == 0) {
-    result.findings.push_back({.kind = "nothing-seen", .parameter = {}, .ranks = {}, .index = {}, .value = {},
+    result.findings.push_back({.kind = "nothing-seen",
+                               .parameter = {},
+                               .ranks = {},
+                               .index = {},
+                               .value = {},
                                .message = "the dump holds no gradient element, so the total is 0"});
   }
   report_disagreement(result.reference, result.findings);

@@ -1,6 +1,6 @@
 #pragma once
-// The norm of the whole model's gradient from its shards: chunks -> shards -> parameters -> total, in a fixed order, the
-// same bits for any number of processes and threads (docs/arithmetic.md).
+// The norm of the whole model's gradient from its shards: chunks -> shards -> parameters -> total, in a fixed order,
+// the same bits for any number of processes and threads (docs/arithmetic.md).
 
 #include <cstdint>
 #include <optional>
@@ -43,8 +43,8 @@ struct ParameterFactors {
 struct ParameterNorm {
   TensorStatistics statistics;
   double norm = 0.0;
-  double share = 0.0;    ///< norm^p / total^p; NaN if the total is not finite, 0 if nothing was counted
-  bool counted = true;   ///< false for later entries of a tied weight
+  double share = 0.0;      ///< norm^p / total^p; NaN if the total is not finite, 0 if nothing was counted
+  bool counted = true;     ///< false for later entries of a tied weight
   std::uint32_t none = 0;  ///< recorded ranks whose gradient was None
 };
 
@@ -57,17 +57,17 @@ struct RankTotal {
 
 /// The total as each recorded rank saw it.
 struct ReferenceView {
-  std::string arithmetic;          ///< "exact", "automodel", "automodel-cpu", "torch"
-  std::string note;                ///< why another arithmetic than the one asked for was taken; else empty
-  std::vector<RankTotal> totals;   ///< distinct totals, by their lowest rank
+  std::string arithmetic;         ///< "exact", "automodel", "automodel-cpu", "torch"
+  std::string note;               ///< why another arithmetic than the one asked for was taken; else empty
+  std::vector<RankTotal> totals;  ///< distinct totals, by their lowest rank
   /// Index into totals of each recorded rank; world_size entries; -1 for a rank without parameters.
   std::vector<std::int32_t> total_of_rank;
 };
 
 struct NormResult {
   NormOrder order;
-  double total = 0.0;            ///< exact, whatever the numerics
-  TensorStatistics statistics;   ///< of all counted elements
+  double total = 0.0;                     ///< exact, whatever the numerics
+  TensorStatistics statistics;            ///< of all counted elements
   std::vector<ParameterNorm> parameters;  ///< in manifest order
   ReferenceView reference;
   std::vector<Finding> findings;
@@ -88,18 +88,18 @@ struct RankStatistics {
 
 /// By parameter: false for the later entries of a tied weight, which count once.
 [[nodiscard]] std::vector<bool> counted_entries(const Manifest& manifest);
-/// Whether the rank's copy is the one that counts: at coordinate 0 of every Replicate dimension, or the lowest rank's of
-/// plain copies.
+/// Whether the rank's copy is the one that counts: at coordinate 0 of every Replicate dimension, or the lowest rank's
+/// of plain copies.
 [[nodiscard]] bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank,
                                    bool expert);
 
-/// First pass: statistics of all scaled gradients, replicas compared, Partial dimensions combined, the total and what each
-/// recorded rank saw. Collective; every process gets the same result.
-[[nodiscard]] NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order, Numerics numerics,
-                                           const PipelineView& pipeline);
+/// First pass: statistics of all scaled gradients, replicas compared, Partial dimensions combined, the total and what
+/// each recorded rank saw. Collective; every process gets the same result.
+[[nodiscard]] NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order,
+                                           Numerics numerics, const PipelineView& pipeline);
 
-/// The p-norm of what `shards` (by recorded rank) and Partial parameters add up to: for a second pass that measured what it
-/// wrote. `factors_of` says what was done to the Partial addends. Collective.
+/// The p-norm of what `shards` (by recorded rank) and Partial parameters add up to: for a second pass that measured
+/// what it wrote. `factors_of` says what was done to the Partial addends. Collective.
 [[nodiscard]] double measured_total(Run& run, NormOrder order, std::span<const RankStatistics> mine,
                                     const FactorsOf& factors_of);
 

@@ -20,7 +20,9 @@ constexpr std::size_t kPieceAlignment = 64;
 /// A block is one vectored read.
 constexpr std::size_t kMostPieces = 512;
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment; }
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+}
 
 /// Adds the time until stop() to a counter.
 class Stopwatch {
@@ -211,7 +213,8 @@ class StreamPass {
     const Stopwatch watch(stream_.read_nanoseconds_);
     worker.reads.clear();
     for (const Piece& piece : worker.block.pieces) {
-      worker.reads.push_back({tasks_[piece.task].shard, piece.first, piece.count, worker.staging.data() + piece.offset});
+      worker.reads.push_back(
+          {tasks_[piece.task].shard, piece.first, piece.count, worker.staging.data() + piece.offset});
     }
     tasks_[worker.block.pieces.front().task].file->read(worker.reads);
   }

@@ -1,10 +1,11 @@
 #pragma once
 // Shards through a backend, block by block, within bounded memory.
 //
-// Every worker thread takes the next block, reads it, has the backend work on it while it is in the cache, and hands the
-// result on (or writes it): reading, computing and writing of different blocks overlap by there being several workers,
-// and the kernel reads ahead. Nothing is handed from thread to thread, because on a host whose files are in the page cache
-// the hand-over of a block from one core's cache to another's costs more than it hides (docs/architecture.md).
+// Every worker thread takes the next block, reads it, has the backend work on it while it is in the cache, and hands
+// the result on (or writes it): reading, computing and writing of different blocks overlap by there being several
+// workers, and the kernel reads ahead. Nothing is handed from thread to thread, because on a host whose files are in
+// the page cache the hand-over of a block from one core's cache to another's costs more than it hides
+// (docs/architecture.md).
 
 #include <atomic>
 #include <cstdint>
@@ -49,10 +50,10 @@ struct StreamTimes {
 /// A measured chunk as it is handed on: in ascending order of chunks within a task; tasks interleave.
 struct MeasuredChunk {
   std::size_t task;
-  std::uint64_t position;         ///< of its first element in the shard
+  std::uint64_t position;  ///< of its first element in the shard
   std::uint32_t count;
   ChunkStatistics statistics;
-  std::uint64_t fingerprint;      ///< XXH3-64 of the stored bytes, if the task asked for it
+  std::uint64_t fingerprint;  ///< XXH3-64 of the stored bytes, if the task asked for it
 };
 
 /// Receives the chunks of a task in order, one call at a time per task, from any thread.

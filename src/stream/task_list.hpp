@@ -9,7 +9,8 @@
 
 namespace gradclip {
 
-/// What happens to the elements of a parameter's shard on a recorded rank. A recorded scale_inv is added by list_tasks().
+/// What happens to the elements of a parameter's shard on a recorded rank. A recorded scale_inv is added by
+/// list_tasks().
 using FactorsOf = std::function<ScaleFactors(std::size_t parameter, std::int32_t rank)>;
 
 /// Parameters [begin, end).
@@ -25,18 +26,18 @@ struct NoneShard {
 };
 
 struct TaskList {
-  std::vector<ShardTask> tasks;        ///< rank-major, in manifest order within a rank
-  std::vector<ScaleFactors> factors;   ///< one per task
+  std::vector<ShardTask> tasks;       ///< rank-major, in manifest order within a rank
+  std::vector<ScaleFactors> factors;  ///< one per task
   std::vector<NoneShard> none;
 };
 
-/// Opens the rank files of [first_rank, last_rank) and locates their shards of the parameters; also opens, and so checks,
-/// the file of a rank that holds none of them. Errors: as RankFile.
+/// Opens the rank files of [first_rank, last_rank) and locates their shards of the parameters; also opens, and so
+/// checks, the file of a rank that holds none of them. Errors: as RankFile.
 [[nodiscard]] TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t first_rank,
                                   std::int32_t last_rank, const FactorsOf& factors_of);
 
-/// Recorded ranks that a pass works on together: enough to keep every worker busy, few enough that their open files stay
-/// far below any limit.
+/// Recorded ranks that a pass works on together: enough to keep every worker busy, few enough that their open files
+/// stay far below any limit.
 inline constexpr std::int32_t kRanksPerBatch = 64;
 
 }  // namespace gradclip

@@ -13,7 +13,8 @@ double elements_per_rank(const Manifest& manifest, const ParameterEntry& paramet
   const DeviceMesh& mesh = manifest.meshes[*parameter.mesh];
   const std::vector<Placement>& placements = parameter.layout();
   for (std::size_t d = 0; d < placements.size(); ++d) {
-    const bool splits = placements[d].kind != Placement::Kind::replicate && placements[d].kind != Placement::Kind::partial;
+    const bool splits =
+        placements[d].kind != Placement::Kind::replicate && placements[d].kind != Placement::Kind::partial;
     if (splits) elements /= static_cast<double>(mesh.shape()[d]);
   }
   return elements;

@@ -27,7 +27,8 @@ TEST(Communicator, GathersOneValueInProcessOrder) {
 
 TEST(Communicator, GathersUnevenAndEmptyContributions) {
   // Process i brings i numbers: process 0 none.
-  const auto mine = numbers(static_cast<std::size_t>(world().process()), 100u * static_cast<unsigned>(world().process()));
+  const auto mine =
+      numbers(static_cast<std::size_t>(world().process()), 100u * static_cast<unsigned>(world().process()));
   const auto all = gather_values(world(), std::span<const std::uint32_t>(mine));
   std::vector<std::uint32_t> expected;
   for (int i = 0; i < world().size(); ++i) {
@@ -75,7 +76,8 @@ TEST(Communicator, AgreesOnTheGravestFailure) {
   ExitCode agreed = ExitCode::done;
   bool speaks = false;
   if (me == 0 || me == last) {
-    const Agreement agreement = world().abort(me == last ? ExitCode::resources : ExitCode::bad_input, "expected by a test");
+    const Agreement agreement =
+        world().abort(me == last ? ExitCode::resources : ExitCode::bad_input, "expected by a test");
     agreed = agreement.code;
     speaks = agreement.speaks;
   } else {

@@ -54,8 +54,12 @@ void build(const std::filesystem::path& path) {
                          std::string dtype = "float32", std::string tied = "") {
       std::int64_t elements = 1;
       for (const std::int64_t extent : shape) elements *= extent;
-      dump.parameter({.name = name + stage, .shape = std::move(shape), .dtype = std::move(dtype), .mesh = mesh,
-                      .placements = std::move(placements), .tied = std::move(tied)});
+      dump.parameter({.name = name + stage,
+                      .shape = std::move(shape),
+                      .dtype = std::move(dtype),
+                      .mesh = mesh,
+                      .placements = std::move(placements),
+                      .tied = std::move(tied)});
       dump.tensor(name + stage, wide_spread(elements, tied.empty() ? 7u + static_cast<unsigned>(elements) : 5u));
     };
     add("strided", {37, 3}, {"_StridedShard(dim=0, sf=2)", "Shard(0)"});
@@ -74,7 +78,8 @@ void build(const std::filesystem::path& path) {
   dump.write();
 }
 
-ClipResult clip(Communicator& comm, const std::filesystem::path& dump, const std::filesystem::path& out, Numerics numerics) {
+ClipResult clip(Communicator& comm, const std::filesystem::path& dump, const std::filesystem::path& out,
+                Numerics numerics) {
   DumpReader reader(dump);
   const auto backend = make_backend(DeviceChoice::cpu).backend;
   StreamOptions options;

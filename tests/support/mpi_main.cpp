@@ -24,7 +24,9 @@ class FailuresOnly : public testing::EmptyTestEventListener {
 }  // namespace
 
 namespace gradclip::test {
-Communicator& world() { return *communicator; }
+Communicator& world() {
+  return *communicator;
+}
 }  // namespace gradclip::test
 
 int main(int argc, char** argv) {

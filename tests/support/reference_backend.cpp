@@ -163,10 +163,9 @@ ChunkStatistics statistics_of(const Chunk& chunk, const ScaleFactors& factors, c
   for (std::size_t i = 0; i < chunk.count; ++i) {
     if (!std::isfinite(values[i])) continue;
     const double scaled = std::ldexp(values[i], -result.exponent);
-    const double term =
-        reference_terms ? reference_term_of(factors.reference_in_float64 ? DType::float64 : chunk.dtype, values[i],
-                                            factors.normalizer, p)
-                        : exact_term(scaled, p);
+    const double term = reference_terms ? reference_term_of(factors.reference_in_float64 ? DType::float64 : chunk.dtype,
+                                                            values[i], factors.normalizer, p)
+                                        : exact_term(scaled, p);
     double& power_lane = power[i / 4096][i % 64];
     double& sum_lane = sum[i / 4096][i % 64];
     power_lane = power_lane + term;

@@ -141,7 +141,7 @@ struct Term {
   TermArithmetic arithmetic;
   double p;
   double normalizer;
-  double scaling;  ///< 2^-exponent
+  double scaling;          ///< 2^-exponent
   bool unrounded = false;  ///< ScaleFactors::reference_in_float64
 
   template <DType D>

@@ -26,8 +26,8 @@ std::filesystem::path build(const TemporaryDirectory& directory) {
   std::vector<double> large;
   for (std::int64_t i = 0; i < kLarge; ++i) large.push_back(static_cast<double>(i % 1021 - 510));
   const auto plain = [](std::string name, std::int64_t elements, std::string dtype) {
-    return test::ParameterSpec{.name = std::move(name), .shape = {elements}, .dtype = std::move(dtype), .ranks = {0},
-                               .copies = "distinct"};
+    return test::ParameterSpec{
+        .name = std::move(name), .shape = {elements}, .dtype = std::move(dtype), .ranks = {0}, .copies = "distinct"};
   };
   dump.parameter(plain("small", 3, "float32")).tensor("small", {1, -2, 3});
   dump.parameter(plain("large", kLarge, "float32")).tensor("large", large);
@@ -42,7 +42,8 @@ std::filesystem::path build(const TemporaryDirectory& directory) {
 std::map<std::size_t, std::vector<MeasuredChunk>> listen(DumpReader& reader, StreamOptions options) {
   const auto backend = make_backend(DeviceChoice::cpu).backend;
   ShardStream stream(*backend, options);
-  TaskList list = list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  TaskList list =
+      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
   for (ShardTask& task : list.tasks) task.fingerprint = true;
   std::map<std::size_t, std::vector<MeasuredChunk>> heard;
   std::mutex mutex;
@@ -58,7 +59,8 @@ TEST(ShardStream, EveryChunkOnceAndInOrder) {
   DumpReader reader(build(directory));
   std::optional<std::map<std::size_t, std::vector<MeasuredChunk>>> first;
   for (const std::size_t threads : {1u, 2u, 5u}) {
-    for (const std::size_t block_bytes : {std::size_t{1}, std::size_t{300'000}, std::size_t{1} << 20, std::size_t{64} << 20}) {
+    for (const std::size_t block_bytes :
+         {std::size_t{1}, std::size_t{300'000}, std::size_t{1} << 20, std::size_t{64} << 20}) {
       StreamOptions options;
       options.threads = threads;
       options.block_bytes = block_bytes;
@@ -91,7 +93,8 @@ TEST(ShardStream, TheFirstErrorEndsThePass) {
   options.threads = 3;
   options.block_bytes = 1;
   ShardStream stream(*backend, options);
-  const TaskList list = list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  const TaskList list =
+      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
   EXPECT_THROW(stream.measure(list.tasks, list.factors, {},
                               [](const MeasuredChunk&) { throw Error(ExitCode::resources, {.where = "a test"}); }),
                Error);

@@ -16,7 +16,8 @@ Manifest staged(std::int32_t ranks, std::vector<std::uint64_t> elements_of_stage
   for (std::int32_t stage = 0; stage < stages; ++stage) {
     std::vector<std::int32_t> members(static_cast<std::size_t>(per_stage));
     std::iota(members.begin(), members.end(), stage * per_stage);
-    manifest.meshes.emplace_back("stage", std::vector<std::string>{"dp"}, std::vector<std::int64_t>{per_stage}, members);
+    manifest.meshes.emplace_back("stage", std::vector<std::string>{"dp"}, std::vector<std::int64_t>{per_stage},
+                                 members);
     ParameterEntry parameter;
     parameter.elements = elements_of_stage[static_cast<std::size_t>(stage)];
     parameter.shape = {static_cast<std::int64_t>(parameter.elements)};
