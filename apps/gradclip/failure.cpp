@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <new>
+#include <system_error>
 
 #include "session.hpp"
 
@@ -24,6 +25,8 @@ Failure current_failure() {
     return {.code = ExitCode::resources, .message = "stdout was closed", .silent = true};
   } catch (const std::bad_alloc&) {
     return {ExitCode::resources, "out of memory; a smaller --memory-budget or fewer processes may help"};
+  } catch (const std::system_error& error) {  // of files and threads too
+    return {ExitCode::resources, printable(error.what())};
   } catch (const std::exception& error) {
     return {ExitCode::bug, "unexpected: " + printable(error.what()) + "; please report this with the command line"};
   } catch (...) {

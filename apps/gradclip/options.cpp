@@ -93,6 +93,7 @@ double max_norm(const Value& value) {
 NormOrder norm_type(const Value& value) {
   const double p = number(value, "a number above 0, or inf");
   if (!(p > 0.0)) refuse(value, "a number above 0, or inf");
+  if (p > kLargestOrder && !std::isinf(p)) refuse(value, "a number up to 1000, or inf");
   return NormOrder{p};
 }
 

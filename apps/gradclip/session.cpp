@@ -180,6 +180,9 @@ Session::Session(Communicator& comm, Launch launch, const CommonOptions& options
   threads_ = options.threads.value_or(std::max<std::size_t>(available_processors() / neighbours.same_processors, 1));
   const std::uint64_t memory = std::min(physical_memory(), control_group_memory_limit().value_or(physical_memory()));
   memory_budget_ = options.memory_budget.value_or(std::max(memory / 2 / neighbours.same_host, kLeastMemory));
+  // Rounds that all processes take part in are cut by the budget: hosts of different sizes must agree on one.
+  for (const std::uint64_t theirs : gather_value(comm, memory_budget_))
+    memory_budget_ = std::min(memory_budget_, theirs);
 }
 
 const ChosenBackend& Session::backend() {

@@ -105,6 +105,22 @@ void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& re
                     std::any_of(result.coefficients.begin(), result.coefficients.end(), below_one));
 }
 
+/// Before anything is written: a factor on each addend is not a factor on their product.
+void refuse_products(const Manifest& manifest, const TrainingStep& step, const ClipResult& result) {
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    const ParameterEntry& entry = manifest.parameters[p];
+    const bool changes = (step.max_norm && !result.skipped) || changes_bits(result.scale.factors.of[p]);
+    const bool product = std::any_of(entry.layout().begin(), entry.layout().end(), [](const Placement& placement) {
+      return placement.kind == Placement::Kind::partial && placement.operation == PartialOperation::product;
+    });
+    if (!product || !changes) continue;
+    throw Error(ExitCode::bad_input, {.where = "parameter " + gradclip::quoted(entry.name),
+                                      .found = "Partial(product)",
+                                      .expected = "sum, avg, max or min where gradients are scaled or clipped",
+                                      .advice = "it can be measured with norms --no-scale"});
+  }
+}
+
 }  // namespace
 
 std::string_view name(NonfinitePolicy policy) noexcept {
@@ -133,6 +149,7 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
                          ClipResult& result) {
   decide(step, options, result);
   if (output == nullptr || result.refused) return;
+  refuse_products(run.dump.manifest(), step, result);
   const bool first = run.comm.process() == 0;
   try {
     if (first) output->prepare();

@@ -63,6 +63,9 @@ std::string explain(const TrainingStep& step, const ScalePlan& plan, std::int64_
 
 void check_step(const TrainingStep& step, ExitCode code) {
   if (!(step.order.p > 0.0)) refuse(code, "norm_type", fmt::format("{}", step.order.p), "a number above 0, or inf");
+  if (step.order.p > kLargestOrder && !step.order.infinite()) {
+    refuse(code, "norm_type", fmt::format("{}", step.order.p), "a number up to 1000, or inf");
+  }
   if (step.max_norm && !(*step.max_norm >= 0.0)) {
     refuse(code, "max_grad_norm", fmt::format("{}", *step.max_norm), "a number of 0 or more");
   }

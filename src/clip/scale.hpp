@@ -27,8 +27,12 @@ struct TrainingStep {
 /// The manifest's "training" with its defaults, unchecked: the command line may replace what cannot be.
 [[nodiscard]] TrainingStep recorded_step(const Manifest& manifest);
 
-/// Refuses a value that cannot be: p <= 0, a negative or NaN max_norm, dp_group_size <= 0, negative num_label_tokens, a
-/// replication factor < 1. @param code  usage or bad_input: where the value comes from
+/// Above this p the powers of a chunk's largest element underflow; the norm is its largest magnitude to 4 % there.
+inline constexpr double kLargestOrder = 1000.0;
+
+/// Refuses a value that cannot be: p <= 0 or between kLargestOrder and infinity, a negative or NaN max_norm,
+/// dp_group_size <= 0, negative num_label_tokens, a replication factor < 1. @param code  usage or bad_input: where the
+/// value comes from
 void check_step(const TrainingStep& step, ExitCode code);
 
 struct ScalePlan {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <future>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@ namespace {
 /// Rank files below this size are streamed together, so that the workers do not run dry between them.
 constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kBatchFiles = 16;
+constexpr std::size_t kBatchTasks = 100'000;
 
 /// A finished rank file as it travels. Trivially copyable.
 struct RankRecord {
@@ -47,19 +47,24 @@ class ClippedWriter {
     const std::int32_t last = run_.plan.end(run_.comm.process());
     for (std::int32_t rank = run_.plan.begin(run_.comm.process()); rank < last;) {
       auto batch = std::make_unique<Batch>();
-      while (rank < last && batch->bytes < kBatchBytes && batch->files.size() < kBatchFiles) append(*batch, rank++);
+      const std::size_t most_files = std::clamp<std::size_t>(run_.dump.capacity() / 4, 1, kBatchFiles);
+      while (rank < last && batch->bytes < kBatchBytes && batch->files.size() < most_files &&
+             batch->list.tasks.size() < kBatchTasks) {
+        append(*batch, rank++);
+      }
       stream(*batch);
       finish_in_background(std::move(batch));
     }
     collect_finished();
 
-    measure_substitutes();
+    const Absences absences(run_, expert_, none_);
+    measure_substitutes(absences);
 
     SecondPass result;
     for (const RankRecord& record : gather_values(run_.comm, std::span<const RankRecord>(records_))) {
       result.files[manifest_.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
     }
-    result.total = measured_total(run_, request_.order, statistics_, factors_of_);
+    result.total = measured_total(run_, request_.order, statistics_, factors_of_, absences);
     return result;
   }
 
@@ -84,20 +89,10 @@ class ClippedWriter {
 
   /// Where the copy that should count is None, the next one counts, as in the first pass: it is scaled once more, and
   /// measured as it was written.
-  void measure_substitutes() {
-    const std::vector<NoneShard> all = gather_values(run_.comm, std::span<const NoneShard>(none_));
-    std::set<std::pair<std::size_t, std::int32_t>> none;
-    for (const NoneShard& shard : all) none.emplace(shard.parameter, shard.rank);
-    for (const auto& [parameter, rank] : none) {
-      const ParameterEntry& entry = manifest_.parameters[parameter];
-      if (!counted_[parameter] || entry.has_partial() || !is_counted_copy(manifest_, entry, rank, expert_[parameter])) {
-        continue;
-      }
-      for (const std::int32_t copy : manifest_.role(entry, rank, expert_[parameter]).copies) {
-        if (none.count({parameter, copy}) != 0) continue;
-        if (run_.plan.process_of(copy) == run_.comm.process()) measure_substitute(parameter, copy);
-        break;
-      }
+  void measure_substitutes(const Absences& absences) {
+    for (const Substitute& one : absences.substitutes()) {
+      const bool counts = counted_[one.parameter] && !manifest_.parameters[one.parameter].has_partial();
+      if (counts && run_.plan.process_of(one.used) == run_.comm.process()) measure_substitute(one.parameter, one.used);
     }
   }
 

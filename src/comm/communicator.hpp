@@ -99,14 +99,14 @@ template <class T>
 
 /// Sends outgoing[i] to process i; returns what each process sent here, by process.
 template <class T>
-[[nodiscard]] std::vector<std::vector<T>> exchange_values(Communicator& comm,
-                                                          const std::vector<std::vector<T>>& outgoing) {
+[[nodiscard]] std::vector<std::vector<T>> exchange_values(Communicator& comm, std::vector<std::vector<T>> outgoing) {
   const auto processes = static_cast<std::size_t>(comm.size());
   std::vector<std::size_t> send_counts(processes), receive_counts(processes);
   std::vector<T> send;
   for (std::size_t i = 0; i < processes; ++i) {
     send_counts[i] = outgoing[i].size() * sizeof(T);
     send.insert(send.end(), outgoing[i].begin(), outgoing[i].end());
+    std::vector<T>().swap(outgoing[i]);  // rounds are sized by memory
   }
   const std::vector<std::size_t> eight(processes, sizeof(std::size_t));
   comm.all_to_all(bytes_of(std::span<const std::size_t>(send_counts)), eight,
@@ -115,6 +115,7 @@ template <class T>
   for (const std::size_t count : receive_counts) total += count;
   std::vector<T> received(total / sizeof(T));
   comm.all_to_all(bytes_of(std::span<const T>(send)), send_counts, bytes_of(std::span<T>(received)), receive_counts);
+  std::vector<T>().swap(send);
   std::vector<std::vector<T>> incoming(processes);
   std::size_t at = 0;
   for (std::size_t i = 0; i < processes; ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 // A dump as parameters × recorded ranks.
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <list>
@@ -22,6 +23,10 @@ class DumpReader {
 
   [[nodiscard]] const std::filesystem::path& directory() const noexcept { return directory_; }
   [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
+
+  /// How many rank files are kept open at most: a caller that goes over more of them, batch by batch, takes no more
+  /// than this into one. At least 1.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
 
   /// Thread-safe. Errors: as RankFile's constructor.
   [[nodiscard]] std::shared_ptr<const RankFile> rank_file(std::int32_t rank);

@@ -5,6 +5,7 @@
 // then one rename to OUT. Whoever is destroyed before finish() removes what it made.
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -18,7 +19,8 @@ namespace gradclip {
 /// attributes, /none, /labels, unknown objects), gradients replaced.
 class RankFileWriter {
  public:
-  /// Creates the file, all datasets allocated and unfilled. Errors: Error(resources) (no space is noticed here).
+  /// Creates the file, all datasets allocated and unfilled. Errors: Error(resources) (no space is noticed here);
+  /// Error(usage) if another process has given up the run.
   RankFileWriter(std::filesystem::path path, std::shared_ptr<const RankFile> input, const Manifest& manifest);
   ~RankFileWriter();  ///< removes the file unless finish() was called
   RankFileWriter(const RankFileWriter&) = delete;
@@ -29,12 +31,14 @@ class RankFileWriter {
   /// the file, first): a piece waits for the hash of the one before it. Errors: Error(resources).
   void write(std::size_t parameter, std::uint64_t first, std::uint64_t count, const std::byte* from);
 
-  /// Wakes every thread that waits in write(), which then throws: for a caller whose other thread failed. Nothrow.
-  void cancel() noexcept;
+  /// Wakes every thread that waits in write(), which then throws `why`: for a caller whose other thread failed. The
+  /// first cause stays. Nothrow. @pre why is not null.
+  void cancel(std::exception_ptr why) noexcept;
 
   /// Checksums as attributes (xxh3_64 of what was given to write()), closes, syncs.
   /// @return size and XXH3-64 of the whole file as it is on disk.
-  /// Errors: Error(resources); Error(bug) if an element was not written.
+  /// Errors: Error(resources); Error(usage) if another process has given up the run; Error(bug) if an element was not
+  /// written.
   FileRecord finish();
 
  private:
@@ -46,8 +50,9 @@ class RankFileWriter {
 /// created it finishes.
 class DumpWriter {
  public:
-  /// Checks and names, creates nothing. Errors: Error(usage) if `output` is the input, inside it or contains it (after
-  /// symlinks), or exists and `overwrite` is false; or its parent directory does not exist.
+  /// Checks and names, creates nothing. Errors: Error(usage) if `output`, or a directory that stands in for it while it
+  /// is written, is the input, lies inside it or contains it (after symlinks); if it exists and `overwrite` is false;
+  /// if it cannot be a name of a directory.
   DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite);
   /// In the process that prepared it: removes OUT.partial unless finish() was called. Nothrow.
   ~DumpWriter();
@@ -55,20 +60,23 @@ class DumpWriter {
   DumpWriter& operator=(const DumpWriter&) = delete;
 
   /// Creates and locks OUT.partial, removing a leftover that nobody holds the lock of. One process calls it.
-  /// Errors: Error(resources) if another run holds it, or it cannot be created.
+  /// Errors: Error(resources) if another run holds it, or it cannot be created; Error(usage) if it is somebody else's.
   void prepare();
 
   [[nodiscard]] std::unique_ptr<RankFileWriter> begin(std::shared_ptr<const RankFile> input);
 
   /// Writes the manifest, syncs, renames OUT.partial to OUT (an exchange with the old OUT where `overwrite`, which is
-  /// then removed). The process that prepared calls it, once all rank files are finished.
+  /// then removed). The process that prepared calls it, once all rank files are finished. Errors: Error(resources);
+  /// Error(usage) if another process has given up the run. An old OUT is then still in its place.
   void finish(const ManifestChanges& changes);
 
-  /// Removes what all processes have written so far: for a process that ends the run. Nothrow.
+  /// Removes what all processes have written so far, while they may still be writing: for a process that ends the run.
+  /// Nothrow.
   void discard() noexcept;
 
  private:
-  void publish();
+  /// @return where the old OUT is now; empty: there was none.
+  [[nodiscard]] std::filesystem::path publish();
 
   const DumpReader& input_;
   std::filesystem::path output_;
@@ -78,5 +86,9 @@ class DumpWriter {
   bool touched_ = false;  // this process has made something in OUT.partial, or may have
   bool finished_ = false;
 };
+
+/// For a handler of an error of writing into OUT.partial: rethrows it, unless another process has discarded the output
+/// and so caused it; then throws Error(usage) saying that.
+[[noreturn]] void rethrow_unless_given_up(const std::filesystem::path& partial);
 
 }  // namespace gradclip

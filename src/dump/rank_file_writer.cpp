@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -70,7 +71,7 @@ struct RankFileWriter::State {
 
   std::mutex mutex;
   std::condition_variable turn;
-  bool cancelled = false;
+  std::exception_ptr cause;         // of cancellation; null: none
   std::uint64_t written_begin = 0;  // bytes that write-back was not started for
   std::uint64_t written_end = 0;
 
@@ -252,11 +253,8 @@ void RankFileWriter::State::allocate() const {
 template <class Condition>
 void RankFileWriter::State::wait_for_turn(Condition&& is_mine) {
   std::unique_lock<std::mutex> lock(mutex);
-  turn.wait(lock, [&] { return cancelled || is_mine(); });
-  if (cancelled) {
-    throw Error(ExitCode::resources,
-                {.where = path.string(), .found = "writing was given up", .expected = {}, .advice = {}});
-  }
+  turn.wait(lock, [&] { return cause || is_mine(); });
+  if (cause) std::rethrow_exception(cause);
 }
 
 /// Only the thread whose turn it is comes here; `done` is what the others look at.
@@ -365,7 +363,7 @@ RankFileWriter::RankFileWriter(std::filesystem::path path, std::shared_ptr<const
     state_.reset();
     std::error_code ignored;
     if (created) std::filesystem::remove(made, ignored);
-    throw;
+    rethrow_unless_given_up(made.parent_path());
   }
 }
 
@@ -392,14 +390,14 @@ void RankFileWriter::write(std::size_t parameter, std::uint64_t first, std::uint
       state.write_filtered(target, parameter, first, count, from);
     }
   } catch (...) {
-    cancel();  // whoever waits for this piece would wait for ever
+    cancel(std::current_exception());  // whoever waits for this piece would wait for ever
     throw;
   }
 }
 
-void RankFileWriter::cancel() noexcept {
+void RankFileWriter::cancel(std::exception_ptr why) noexcept {
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->cancelled = true;
+  if (!state_->cause) state_->cause = std::move(why);
   state_->turn.notify_all();
 }
 
@@ -408,15 +406,19 @@ FileRecord RankFileWriter::finish() {
   for (const auto& [parameter, target] : state.targets) {
     GRADCLIP_CHECK(target.done == target.elements, "not every element of a shard was written");
   }
-  state.write_checksums();
-  const std::string here = state.path.string();
-  state.packed.clear();
-  state.group.close(here);
-  state.hdf5_file.close(here);
-  const FileChecksum checksum = checksum_of_file(state.path);
-  state.file.sync();
-  state.finished = true;
-  return {.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+  try {
+    state.write_checksums();
+    const std::string here = state.path.string();
+    state.packed.clear();
+    state.group.close(here);
+    state.hdf5_file.close(here);
+    const FileChecksum checksum = checksum_of_file(state.path);
+    state.file.sync();
+    state.finished = true;
+    return {.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+  } catch (const Error&) {
+    rethrow_unless_given_up(state.path.parent_path());
+  }
 }
 
 }  // namespace gradclip

@@ -60,8 +60,10 @@ std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::ve
 class PartialCombination {
  public:
   /// @param normalizers  by parameter, for the reference's terms; empty: exact terms
-  PartialCombination(Run& run, const FactorsOf& factors_of, NormOrder order, std::span<const double> normalizers)
+  PartialCombination(Run& run, const FactorsOf& factors_of, NormOrder order, const Absences& absences,
+                     std::span<const double> normalizers)
       : run_(run),
+        absences_(absences),
         manifest_(run.dump.manifest()),
         factors_of_(factors_of),
         request_{order, normalizers.empty() ? TermArithmetic::exact : TermArithmetic::reference},
@@ -71,7 +73,9 @@ class PartialCombination {
     list_slices();
     if (slices_.empty()) return;
     std::vector<Segment> segments;
-    for (std::size_t i = 0; i < slices_.size(); ++i) append_segments(segments, i, slices_[i].layout.elements());
+    for (std::size_t i = 0; i < slices_.size(); ++i) {
+      append_segments(segments, i, slices_[i].layout.elements(), chunks_per_segment(slices_[i].addends.size()));
+    }
     std::vector<TensorStatistics> of_slice(slices_.size());
     for (std::size_t begin = 0; begin < segments.size();) {
       std::size_t end = begin, bytes = 0;
@@ -102,22 +106,44 @@ class PartialCombination {
   }
 
  private:
+  /// Few enough that a segment's addends, with the copies that travel, fit a round.
+  [[nodiscard]] std::uint64_t chunks_per_segment(std::size_t addends) const {
+    const std::size_t chunk_bytes = addends * kChunkElements * sizeof(double) * 4;
+    return std::clamp<std::uint64_t>(round_bytes(run_) / chunk_bytes, 1, kMostChunksPerSegment);
+  }
+
   /// In manifest order, within a parameter in rank order of the first addend. The same on every process.
   void list_slices() {
     for (std::size_t p = 0; p < manifest_.parameters.size(); ++p) {
       const ParameterEntry& entry = manifest_.parameters[p];
-      if (!entry.has_partial() || (!normalizers_.empty() && !has_partial_placement(entry))) continue;
+      if (normalizers_.empty() ? !entry.has_partial() : !has_partial_placement(entry)) continue;
       for (const std::int32_t rank : manifest_.holders(entry)) {
-        const ShardRole role = manifest_.role(entry, rank, /*expert=*/false);
-        if (!role.counted || role.addends.front() != rank) continue;
-        slices_.push_back({p, role.addends, manifest_.layout(entry, rank)});
+        if (!begins_slice(entry, rank)) continue;
+        std::vector<std::int32_t> addends = manifest_.role(entry, rank, /*expert=*/false).addends;
+        bool any = false;
+        for (std::int32_t& addend : addends) {
+          addend = absences_.counted(p, addend);
+          any = any || !absences_.is_none(p, addend);
+        }
+        if (any) slices_.push_back({p, std::move(addends), manifest_.layout(entry, rank)});
       }
     }
   }
 
+  /// Whether the rank is at coordinate 0 of every Replicate and Partial dimension.
+  [[nodiscard]] bool begins_slice(const ParameterEntry& entry, std::int32_t rank) const {
+    const Coordinate at = manifest_.meshes[*entry.mesh].coordinate(rank);
+    const std::vector<Placement>& placements = entry.layout();
+    for (std::size_t d = 0; d < at.size(); ++d) {
+      const Placement::Kind kind = placements[d].kind;
+      if (at[d] != 0 && (kind == Placement::Kind::replicate || kind == Placement::Kind::partial)) return false;
+    }
+    return true;
+  }
+
   /// Segments are combined by the processes in turn, so that a single huge parameter keeps all of them busy.
   [[nodiscard]] int combiner(const Segment& segment) const {
-    return static_cast<int>((segment.item + segment.first_chunk / kChunksPerSegment) %
+    return static_cast<int>((segment.item + segment.first_chunk / kMostChunksPerSegment + segment.first_chunk) %
                             static_cast<std::size_t>(run_.comm.size()));
   }
 
@@ -137,8 +163,8 @@ class PartialCombination {
         if (run_.plan.process_of(rank) == me) send(segment, slice.parameter, rank, headers[to], data[to]);
       }
     }
-    const auto their_headers = exchange_values(run_.comm, headers);
-    const auto their_data = exchange_values(run_.comm, data);
+    const auto their_headers = exchange_values(run_.comm, std::move(headers));
+    const auto their_data = exchange_values(run_.comm, std::move(data));
 
     std::vector<CombinedChunk> mine;
     std::vector<std::size_t> header_at(processes, 0), data_at(processes, 0);
@@ -175,7 +201,8 @@ class PartialCombination {
                        const std::vector<const std::byte*>& bytes, std::vector<CombinedChunk>& out) {
     const PartialSlice& slice = slices_[segment.item];
     const ParameterEntry& entry = manifest_.parameters[slice.parameter];
-    const std::vector<ReductionStep> steps = reduction_steps(manifest_.meshes[*entry.mesh], entry.layout());
+    std::vector<ReductionStep> steps = reduction_steps(manifest_.meshes[*entry.mesh], entry.layout());
+    if (steps.empty()) steps.push_back({PartialOperation::sum, 1});  // the parameter is Partial, its gradient is not
     check_addends(entry, slice, steps, addends);
     const MemorySpace space = run_.backend.describe().working_space;
 
@@ -296,6 +323,7 @@ class PartialCombination {
   }
 
   Run& run_;
+  const Absences& absences_;
   const Manifest& manifest_;
   const FactorsOf& factors_of_;
   StatisticsRequest request_;
@@ -305,15 +333,16 @@ class PartialCombination {
 
 }  // namespace
 
-void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
+void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, const Absences& absences,
                       std::vector<TensorStatistics>& parameters) {
-  PartialCombination(run, factors_of, order, {}).combine(parameters);
+  PartialCombination(run, factors_of, order, absences, {}).combine(parameters);
 }
 
 std::vector<TensorStatistics> reference_terms_of_full_tensors(Run& run, const FactorsOf& factors_of, NormOrder order,
+                                                              const Absences& absences,
                                                               std::span<const double> normalizers) {
   std::vector<TensorStatistics> parameters(run.dump.manifest().parameters.size());
-  PartialCombination(run, factors_of, order, normalizers).combine(parameters);
+  PartialCombination(run, factors_of, order, absences, normalizers).combine(parameters);
   return parameters;
 }
 

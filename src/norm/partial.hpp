@@ -12,7 +12,8 @@ namespace gradclip {
 /// dimensions have different operations, the last dimension is reduced first. Collective, in rounds within the memory
 /// budget. Errors: Error(bad_input) for a None addend of max, min or product, and for `product` where `factors_of`
 /// scales.
-void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
+/// Where a rank's addend is None and another rank holds a copy of it, that copy is taken.
+void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, const Absences& absences,
                       std::vector<TensorStatistics>& parameters);
 
 /// The reference's terms of full tensors: the combined values rounded to the gradient's type, as full_tensor() holds
@@ -20,7 +21,7 @@ void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
 /// @param normalizers  m by parameter
 /// @return  by parameter, empty for the others
 [[nodiscard]] std::vector<TensorStatistics> reference_terms_of_full_tensors(Run& run, const FactorsOf& factors_of,
-                                                                            NormOrder order,
+                                                                            NormOrder order, const Absences& absences,
                                                                             std::span<const double> normalizers);
 
 }  // namespace gradclip

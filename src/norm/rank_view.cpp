@@ -158,7 +158,7 @@ struct FullTensorTerms {
 };
 
 FullTensorTerms full_tensor_terms(Run& run, const ParameterFactors& factors, NormOrder order, const ShardSums& sums,
-                                  const GroupReduction& reduction) {
+                                  const Absences& absences, const GroupReduction& reduction) {
   const Manifest& manifest = run.dump.manifest();
   FullTensorTerms result{std::vector<double>(sums.groups.size(), 0.0), std::vector<ScaledSum>(sums.groups.size())};
   bool any = false;
@@ -176,8 +176,13 @@ FullTensorTerms full_tensor_terms(Run& run, const ParameterFactors& factors, Nor
     const double largest = result.largest[sums.group_of[p]];
     if (largest > 0.0 && std::isfinite(largest)) normalizers[p] = largest;
   }
-  const FactorsOf factors_of = [&](std::size_t p, std::int32_t) { return factors.of[p]; };
-  const std::vector<TensorStatistics> terms = reference_terms_of_full_tensors(run, factors_of, order, normalizers);
+  const FactorsOf factors_of = [&](std::size_t p, std::int32_t) {
+    ScaleFactors one = factors.of[p];
+    one.zero_nonfinite = factors.zero_nonfinite;
+    return one;
+  };
+  const std::vector<TensorStatistics> terms =
+      reference_terms_of_full_tensors(run, factors_of, order, absences, normalizers);
   for (std::size_t p = 0; p < terms.size(); ++p) {
     ScaledSum& sum = result.terms[sums.group_of[p]];
     sum = add(sum, terms[p].powers, order.p);
@@ -187,7 +192,8 @@ FullTensorTerms full_tensor_terms(Run& run, const ParameterFactors& factors, Nor
 
 /// The same with the reference's own terms, combined by its own rule.
 std::map<std::int32_t, double> reference_totals(Run& run, const ParameterFactors& factors, NormOrder order,
-                                                const ShardSums& sums, const PipelineView& pipeline) {
+                                                const ShardSums& sums, const Absences& absences,
+                                                const PipelineView& pipeline) {
   const Manifest& manifest = run.dump.manifest();
   const GroupReduction reduction(manifest, sums, order);
   std::map<std::pair<std::uint32_t, std::uint64_t>, TensorStatistics> magnitudes, terms;
@@ -200,7 +206,7 @@ std::map<std::int32_t, double> reference_totals(Run& run, const ParameterFactors
   if (!order.infinite()) term_sums = sum_reference_terms(run, factors, order, sums, normalizer);
   const auto term_sources = by_source(term_sums);
 
-  const FullTensorTerms full_tensors = full_tensor_terms(run, factors, order, sums, reduction);
+  const FullTensorTerms full_tensors = full_tensor_terms(run, factors, order, sums, absences, reduction);
   const auto group_norm = [&](std::int32_t rank, std::uint32_t group) {
     const TensorStatistics& seen = reduction.reduced(group, rank, exact_sources, magnitudes);
     if (seen.nan != 0) return kNan;
@@ -262,7 +268,7 @@ void collect(ReferenceView& view, const RankTotal& one, std::map<std::uint64_t, 
 }  // namespace
 
 ReferenceView reference_view(Run& run, const ParameterFactors& factors, NormOrder order, Numerics numerics,
-                             const ShardSums& sums, const PipelineView& pipeline) {
+                             const ShardSums& sums, const Absences& absences, const PipelineView& pipeline) {
   const Manifest& manifest = run.dump.manifest();
   ReferenceView view;
   view.total_of_rank.assign(static_cast<std::size_t>(manifest.world_size), -1);
@@ -274,7 +280,7 @@ ReferenceView reference_view(Run& run, const ParameterFactors& factors, NormOrde
     return view;
   }
   const auto totals = numerics == Numerics::exact ? exact_totals(manifest, order, sums, pipeline)
-                                                  : reference_totals(run, factors, order, sums, pipeline);
+                                                  : reference_totals(run, factors, order, sums, absences, pipeline);
   for (const auto& [rank, total] : totals) collect(view, {total, DType::float64, {rank}}, known);
   return view;
 }

@@ -12,6 +12,7 @@ namespace gradclip {
 /// for the reference's own terms. Numerics::torch is for plain tensors without pp (docs/arithmetic.md); the caller sees
 /// to that. Collective; every process gets the same view.
 [[nodiscard]] ReferenceView reference_view(Run& run, const ParameterFactors& factors, NormOrder order,
-                                           Numerics numerics, const ShardSums& sums, const PipelineView& pipeline);
+                                           Numerics numerics, const ShardSums& sums, const Absences& absences,
+                                           const PipelineView& pipeline);
 
 }  // namespace gradclip

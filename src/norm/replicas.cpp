@@ -17,7 +17,7 @@ namespace {
 
 /// How the values of two copies differ.
 struct Difference {
-  std::uint64_t first = kNowhere;  ///< position in the shard
+  std::uint64_t first = kNowhere;  ///< position in the shard; in a Verdict in the global tensor
   double largest = 0.0;
   bool nan = false;  ///< a NaN met a number
 };
@@ -70,7 +70,8 @@ class ReplicaComparison {
       begin = end;
     }
     std::vector<Verdict> mine;
-    for (const auto& [suspect, difference] : differences_) mine.push_back({suspect, difference});
+    for (const auto& [suspect, difference] : differences_)
+      mine.push_back({suspect, in_global_position(suspect, difference)});
     return gather_values(run_.comm, std::span<const Verdict>(mine));
   }
 
@@ -81,6 +82,16 @@ class ReplicaComparison {
   [[nodiscard]] int home(const Segment& segment) const { return run_.plan.process_of(suspects_[segment.item].rank); }
   [[nodiscard]] int away(const Segment& segment) const {
     return run_.plan.process_of(suspects_[segment.item].other_rank);
+  }
+
+  /// The layout as it was recorded, which the process that read the shard knows.
+  Difference in_global_position(std::uint64_t suspect, Difference difference) {
+    if (difference.first == kNowhere) return difference;
+    const Suspect& of = suspects_[suspect];
+    const ShardLayout& layout = run_.dump.rank_file(of.rank)->locate(of.parameter).layout;
+    difference.first =
+        global_position(run_.dump.manifest().parameters[of.parameter].shape, layout.global_index(difference.first));
+    return difference;
   }
 
   /// A segment of one copy.
@@ -115,7 +126,7 @@ class ReplicaComparison {
       auto& outgoing = hashes[static_cast<std::size_t>(away(segment))];
       for (std::uint64_t c = 0; c < segment.chunks; ++c) outgoing.push_back(hash(segment, copy, c));
     }
-    const std::vector<std::vector<std::uint64_t>> theirs = exchange_values(run_.comm, hashes);
+    const std::vector<std::vector<std::uint64_t>> theirs = exchange_values(run_.comm, std::move(hashes));
 
     // For each segment a mask of the chunks that follow in `data`, and the copy's scale.
     struct Answer {
@@ -140,8 +151,8 @@ class ReplicaComparison {
       }
       answers[from].push_back({mask, copy.scale_inv, 0});
     }
-    const std::vector<std::vector<Answer>> their_answers = exchange_values(run_.comm, answers);
-    const std::vector<std::vector<std::byte>> their_data = exchange_values(run_.comm, data);
+    const std::vector<std::vector<Answer>> their_answers = exchange_values(run_.comm, std::move(answers));
+    const std::vector<std::vector<std::byte>> their_data = exchange_values(run_.comm, std::move(data));
 
     std::vector<std::size_t> answer_at(processes, 0), data_at(processes, 0);
     for (const Segment& segment : segments) {
@@ -168,7 +179,7 @@ class ReplicaComparison {
   std::map<std::uint64_t, Difference> differences_;
 };
 
-static_assert(kChunksPerSegment <= 64, "a segment's chunks fit a mask");
+static_assert(kMostChunksPerSegment <= 64, "a segment's chunks fit a mask");
 
 }  // namespace
 
@@ -195,14 +206,12 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
   for (const Verdict& verdict : verdicts) {
     if (verdict.difference.first == kNowhere) continue;
     const Suspect& suspect = suspects[verdict.suspect];
-    const ParameterEntry& entry = manifest.parameters[suspect.parameter];
     Merged& merged = by_parameter[{suspect.other_parameter, suspect.parameter != suspect.other_parameter}];
     merged.counted = suspect.parameter;
     merged.ranks.insert({suspect.rank, suspect.other_rank});
     merged.difference.largest = std::max(merged.difference.largest, verdict.difference.largest);
     merged.difference.nan = merged.difference.nan || verdict.difference.nan;
-    const std::uint64_t global =
-        global_position(entry.shape, manifest.layout(entry, suspect.rank).global_index(verdict.difference.first));
+    const std::uint64_t global = verdict.difference.first;
     if (global < merged.first) {
       merged.first = global;
       merged.first_rank = suspect.other_rank;
@@ -240,8 +249,8 @@ std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const 
   std::map<std::size_t, std::vector<const ShardResult*>> counted;
   for (const ShardResult& result : sums.tied) {
     const ParameterEntry& entry = manifest.parameters[result.parameter];
-    const ShardRole role = manifest.role(entry, result.rank, factors.expert[result.parameter]);
-    if (role.counted && result.none == 0) counted[result.parameter].push_back(&result);
+    const bool counts = is_counted_copy(manifest, entry, result.rank, factors.expert[result.parameter]);
+    if (counts && result.none == 0) counted[result.parameter].push_back(&result);
   }
   std::vector<Suspect> suspects;
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {

@@ -19,13 +19,14 @@ struct Segment {
   std::uint64_t elements = 0;
 };
 
-inline constexpr std::uint64_t kChunksPerSegment = 16;
+inline constexpr std::uint64_t kMostChunksPerSegment = 16;
 
 /// The segments of an item whose shards have `elements` elements each.
-inline void append_segments(std::vector<Segment>& segments, std::size_t item, std::uint64_t elements) {
+inline void append_segments(std::vector<Segment>& segments, std::size_t item, std::uint64_t elements,
+                            std::uint64_t chunks_per_segment = kMostChunksPerSegment) {
   const std::uint64_t chunks = chunk_count(elements);
-  for (std::uint64_t first = 0; first < chunks; first += kChunksPerSegment) {
-    const std::uint64_t count = std::min(kChunksPerSegment, chunks - first);
+  for (std::uint64_t first = 0; first < chunks; first += chunks_per_segment) {
+    const std::uint64_t count = std::min(chunks_per_segment, chunks - first);
     const std::uint64_t begin = first * kChunkElements;
     segments.push_back({item, first, count, begin, std::min(elements - begin, count * kChunkElements)});
   }

@@ -1,5 +1,6 @@
 #include "gradclip/norm/shard_sums.hpp"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -27,8 +28,9 @@ std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, con
   const Manifest& manifest = run.dump.manifest();
   std::vector<ShardResult> results;
   const std::int32_t last = run.plan.end(run.comm.process());
-  for (std::int32_t rank = run.plan.begin(run.comm.process()); rank < last; rank += kRanksPerBatch) {
-    TaskList list = list_tasks(run.dump, parameters, rank, std::min(last, rank + kRanksPerBatch), factors_of);
+  const auto batch = static_cast<std::int32_t>(std::min<std::size_t>(kRanksPerBatch, run.dump.capacity()));
+  for (std::int32_t rank = run.plan.begin(run.comm.process()); rank < last; rank += batch) {
+    TaskList list = list_tasks(run.dump, parameters, rank, std::min(last, rank + batch), factors_of);
     const std::size_t base = results.size();
     for (ShardTask& task : list.tasks) {
       task.fingerprint = !fingerprinted.empty() && fingerprinted[task.parameter] != 0;
@@ -57,26 +59,12 @@ std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, con
   return results;
 }
 
-/// Whether other ranks hold copies of the parameter's shards, or other entries do.
-bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool expert) {
-  if (parameter.tied) return true;
-  if (!parameter.mesh) {
-    const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
-    return !distinct && parameter.ranks.size() > 1;
-  }
-  const DeviceMesh& mesh = manifest.meshes[*parameter.mesh];
-  const std::vector<Placement>& placements = parameter.layout();
-  for (std::size_t d = 0; d < placements.size(); ++d) {
-    if (placements[d].kind == Placement::Kind::replicate && mesh.shape()[d] > 1) return true;
-  }
-  return false;
-}
-
-void group_parameters(const Manifest& manifest, ShardSums& sums) {
+void group_parameters(const Manifest& manifest, bool by_object, ShardSums& sums) {
   std::map<std::tuple<std::int64_t, std::int64_t, std::string>, std::uint32_t> known;
   for (const ParameterEntry& parameter : manifest.parameters) {
     const bool sharded = parameter.mesh.has_value();
-    const std::tuple key{sharded ? static_cast<std::int64_t>(*parameter.mesh) : -1, parameter.mesh_object,
+    const std::tuple key{sharded ? static_cast<std::int64_t>(*parameter.mesh) : -1,
+                         by_object ? parameter.mesh_object : 0,
                          sharded ? to_string(parameter.placements) : std::string()};
     const auto [place, is_new] = known.emplace(key, static_cast<std::uint32_t>(sums.groups.size()));
     if (is_new) sums.groups.push_back({parameter.mesh, parameter.placements});
@@ -96,12 +84,16 @@ class ParameterFold {
         expert_(expert),
         order_(order) {}
 
-  void fold(TensorStatistics& total, std::vector<Suspect>& suspects, std::vector<AbsentCopy>& absent) {
+  /// @param addends  receives what `total` does for a Partial parameter, whose addends are combined elsewhere
+  void fold(TensorStatistics& total, TensorStatistics& addends, std::vector<Suspect>& suspects,
+            std::vector<AbsentCopy>& absent) {
     const bool partial = entry_.has_partial();
     for (const ShardResult& result : results_) {
       if (!is_counted_copy(manifest_, entry_, result.rank, expert_)) continue;
       const ShardResult* counted = compare_copies(result, suspects, absent);
-      if (counted != nullptr && !partial) add(total, counted->statistics, order_);
+      if (counted == nullptr) continue;
+      if (partial) check_addend(*counted);
+      add(partial ? addends : total, counted->statistics, order_);
     }
   }
 
@@ -119,6 +111,9 @@ class ParameterFold {
         none.push_back(rank);
       } else if (counted == nullptr) {
         counted = &copy;
+      } else if (copy.statistics.elements != counted->statistics.elements) {
+        refuse_sizes(copy,
+                     fmt::format("{} elements, as rank {}'s copy has", counted->statistics.elements, counted->rank));
       } else if (copy.fingerprint != counted->fingerprint) {
         suspects.push_back({parameter_, parameter_, counted->rank, rank, counted->statistics.elements});
       }
@@ -127,6 +122,20 @@ class ParameterFold {
       for (const std::int32_t rank : none) absent.push_back({parameter_, rank});
     }
     return counted;
+  }
+
+  void check_addend(const ShardResult& addend) const {
+    const std::uint64_t elements = manifest_.layout(entry_, addend.rank).elements();
+    if (addend.statistics.elements != elements) {
+      refuse_sizes(addend, fmt::format("{} elements: the placements', in which the other addends lie too", elements));
+    }
+  }
+
+  [[noreturn]] void refuse_sizes(const ShardResult& result, std::string expected) const {
+    throw Error(ExitCode::bad_input, {.where = fmt::format("parameter {} on rank {}", quoted(entry_.name), result.rank),
+                                      .found = fmt::format("{} recorded elements", result.statistics.elements),
+                                      .expected = std::move(expected),
+                                      .advice = "see the dataset's global_ranges or global_offset"});
   }
 
   const ShardResult& of_rank(std::int32_t rank) const {
@@ -168,6 +177,7 @@ struct OwnedParameter {
   std::uint32_t parameter = 0;
   std::uint32_t none = 0;
   TensorStatistics statistics;
+  TensorStatistics addends;
 };
 
 /// Calls function.template operator()<D>() with the dtype as a constant.
@@ -206,6 +216,20 @@ double widen_through(DType dtype, const std::byte* element) {
   });
 }
 
+bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool expert) {
+  if (parameter.tied) return true;
+  if (!parameter.mesh) {
+    const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
+    return !distinct && parameter.ranks.size() > 1;
+  }
+  const DeviceMesh& mesh = manifest.meshes[*parameter.mesh];
+  const std::vector<Placement>& placements = parameter.layout();
+  for (std::size_t d = 0; d < placements.size(); ++d) {
+    if (placements[d].kind == Placement::Kind::replicate && mesh.shape()[d] > 1) return true;
+  }
+  return false;
+}
+
 bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank, bool expert) {
   if (!parameter.mesh) {
     const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
@@ -226,6 +250,36 @@ void store_through(DType dtype, double value, std::byte* element) {
   });
 }
 
+Absences::Absences(Run& run, const std::vector<bool>& expert, std::span<const NoneShard> mine) {
+  const Manifest& manifest = run.dump.manifest();
+  std::vector<NoneShard> told;
+  for (const NoneShard& shard : mine) {
+    const ParameterEntry& entry = manifest.parameters[shard.parameter];
+    if (entry.has_partial() || has_copies(manifest, entry, expert[shard.parameter])) told.push_back(shard);
+  }
+  for (const NoneShard& shard : gather_values(run.comm, std::span<const NoneShard>(told))) {
+    none_.emplace(shard.parameter, shard.rank);
+  }
+  for (const auto& [parameter, rank] : none_) {
+    const ParameterEntry& entry = manifest.parameters[parameter];
+    if (!is_counted_copy(manifest, entry, rank, expert[parameter])) continue;
+    for (const std::int32_t copy : manifest.role(entry, rank, expert[parameter]).copies) {
+      if (is_none(parameter, copy)) continue;
+      substitutes_.push_back({static_cast<std::uint32_t>(parameter), rank, copy});
+      break;
+    }
+  }
+}
+
+std::int32_t Absences::counted(std::size_t parameter, std::int32_t declared) const {
+  const std::pair wanted{static_cast<std::uint32_t>(parameter), declared};
+  const auto place = std::lower_bound(
+      substitutes_.begin(), substitutes_.end(), wanted,
+      [](const Substitute& one, const auto& key) { return std::pair(one.parameter, one.declared) < key; });
+  const bool found = place != substitutes_.end() && std::pair(place->parameter, place->declared) == wanted;
+  return found ? place->used : declared;
+}
+
 std::uint64_t global_position(std::span<const std::int64_t> shape, std::span<const std::int64_t> index) {
   std::uint64_t position = 0;
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -244,13 +298,13 @@ std::vector<std::int64_t> index_at(std::span<const std::int64_t> shape, std::uin
   return index;
 }
 
-ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order) {
+ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order, bool by_object) {
   const Manifest& manifest = run.dump.manifest();
   const std::size_t parameters = manifest.parameters.size();
   const auto processes = static_cast<std::size_t>(run.comm.size());
 
   ShardSums sums;
-  group_parameters(manifest, sums);
+  group_parameters(manifest, by_object, sums);
   std::vector<char> fingerprinted(parameters);
   for (std::size_t p = 0; p < parameters; ++p) {
     fingerprinted[p] = has_copies(manifest, manifest.parameters[p], factors.expert[p]);
@@ -277,6 +331,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order)
         torch.rank = result.rank;
         add_torch(torch, seen, entry.dtype, order);
       } else {
+        sums.none_shards.push_back({result.parameter, result.rank});
         by_rank[{result.rank, sums.group_of[result.parameter]}];  // the rank takes part in the group all the same
       }
       if (entry.tied) tied.push_back(result);
@@ -284,7 +339,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order)
     }
 
     std::vector<ShardResult> mine;
-    for (const std::vector<ShardResult>& incoming : exchange_values(run.comm, outgoing)) {
+    for (const std::vector<ShardResult>& incoming : exchange_values(run.comm, std::move(outgoing))) {
       mine.insert(mine.end(), incoming.begin(), incoming.end());
     }
     std::sort(mine.begin(), mine.end(), [](const ShardResult& a, const ShardResult& b) {
@@ -292,19 +347,21 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order)
     });
     for (auto first = mine.begin(); first != mine.end();) {
       const auto last = std::find_if(first, mine.end(), [&](const auto& r) { return r.parameter != first->parameter; });
-      OwnedParameter parameter{first->parameter, 0, {}};
+      OwnedParameter parameter{first->parameter, 0, {}, {}};
       for (auto it = first; it != last; ++it) parameter.none += static_cast<std::uint32_t>(it->none);
       ParameterFold(manifest, first->parameter, {first, last}, factors.expert[first->parameter], order)
-          .fold(parameter.statistics, sums.suspects, sums.absent);
+          .fold(parameter.statistics, parameter.addends, sums.suspects, sums.absent);
       owned.push_back(parameter);
       first = last;
     }
   }
 
   sums.parameters.resize(parameters);
+  sums.addends.resize(parameters);
   sums.none.resize(parameters);
   for (const OwnedParameter& one : gather_values(run.comm, std::span<const OwnedParameter>(owned))) {
     sums.parameters[one.parameter] = one.statistics;
+    sums.addends[one.parameter] = one.addends;
     sums.none[one.parameter] = one.none;
   }
   std::vector<RankGroupSum> rank_sums;

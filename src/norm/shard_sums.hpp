@@ -65,6 +65,7 @@ struct RankTorchSum {
 
 struct ShardSums {
   std::vector<TensorStatistics> parameters;  ///< by parameter; Partial ones are left empty here
+  std::vector<TensorStatistics> addends;     ///< by parameter: of the counted addends of Partial ones
   std::vector<std::uint32_t> none;           ///< by parameter: ranks whose gradient was None
   std::vector<ShardGroup> groups;
   std::vector<std::uint32_t> group_of;   ///< by parameter
@@ -73,10 +74,14 @@ struct ShardSums {
   std::vector<Suspect> suspects;         ///< ascending
   std::vector<ShardResult> tied;         ///< every shard of tied parameters, by parameter and rank
   std::vector<AbsentCopy> absent;        ///< ascending
+  std::vector<NoneShard> none_shards;    ///< of this process's recorded ranks
 };
 
-/// Collective; every process gets the same sums.
-[[nodiscard]] ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order);
+/// Collective; every process gets the same sums (but for none_shards).
+/// @param by_object  whether groups are told apart by mesh object, as the reference does: it matters to roundings
+/// alone, and
+///                   a job can have as many objects as parameters
+[[nodiscard]] ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order, bool by_object);
 
 /// Sums of the reference's own terms: each recorded rank and group with its normalizer. Reads the gradients once more.
 /// @param normalizer_of  the largest magnitude that the reference divides by

@@ -15,10 +15,11 @@
 namespace gradclip {
 namespace {
 
-void report_nonfinite(const Manifest& manifest, const std::vector<TensorStatistics>& parameters, bool zeroed,
-                      std::vector<Finding>& findings) {
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
-    const TensorStatistics& statistics = parameters[p];
+void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zeroed, std::vector<Finding>& findings) {
+  for (std::size_t p = 0; p < sums.parameters.size(); ++p) {
+    // What was replaced by 0 in an addend is not seen in the combined value.
+    const bool in_addends = zeroed && manifest.parameters[p].has_partial();
+    const TensorStatistics& statistics = in_addends ? sums.addends[p] : sums.parameters[p];
     if (statistics.nonfinite() == 0) continue;
     const ParameterEntry& entry = manifest.parameters[p];
     findings.push_back(
@@ -33,7 +34,7 @@ void report_nonfinite(const Manifest& manifest, const std::vector<TensorStatisti
 }
 
 void report_undeclared(const Manifest& manifest, const ParameterFactors& factors, std::vector<Finding>& findings) {
-  std::set<std::int32_t> ranks;
+  std::vector<char> seen(static_cast<std::size_t>(manifest.world_size), 0);
   const ParameterEntry* first = nullptr;
   std::size_t count = 0, experts = 0;
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
@@ -42,12 +43,16 @@ void report_undeclared(const Manifest& manifest, const ParameterFactors& factors
     if (first == nullptr) first = &entry;
     ++count;
     experts += factors.expert[p] ? 1 : 0;
-    ranks.insert(entry.ranks.begin(), entry.ranks.end());
+    for (const std::int32_t rank : entry.ranks) seen[static_cast<std::size_t>(rank)] = 1;
   }
   if (count == 0) return;
+  std::vector<std::int32_t> ranks;
+  for (std::int32_t rank = 0; rank < manifest.world_size; ++rank) {
+    if (seen[static_cast<std::size_t>(rank)] != 0) ranks.push_back(rank);
+  }
   findings.push_back({.kind = "undeclared-plain-tensor",
                       .parameter = first->name,
-                      .ranks = {ranks.begin(), ranks.end()},
+                      .ranks = std::move(ranks),
                       .index = {},
                       .value = static_cast<double>(count),
                       .message = fmt::format("{} plain tensors on several ranks without \"copies\" in the manifest: {} "
@@ -119,22 +124,24 @@ std::vector<bool> counted_entries(const Manifest& manifest) {
 NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order, Numerics numerics,
                              const PipelineView& pipeline) {
   const Manifest& manifest = run.dump.manifest();
-  ShardSums sums = sum_shards(run, factors, order);
+  const bool by_object = numerics == Numerics::automodel || numerics == Numerics::automodel_cpu;
+  ShardSums sums = sum_shards(run, factors, order, by_object);
+  const Absences absences(run, factors.expert, sums.none_shards);
   const FactorsOf factors_of = [&](std::size_t p, std::int32_t) {
     ScaleFactors one = factors.of[p];
     one.zero_nonfinite = factors.zero_nonfinite;  // an addend that is not a number must not spoil the others
     return one;
   };
-  combine_partials(run, factors_of, order, sums.parameters);
+  combine_partials(run, factors_of, order, absences, sums.parameters);
 
   NormResult result;
   result.order = order;
-  report_nonfinite(manifest, sums.parameters, factors.zero_nonfinite, result.findings);
+  report_nonfinite(manifest, sums, factors.zero_nonfinite, result.findings);
   if (factors.zero_nonfinite) {
     for (TensorStatistics& parameter : sums.parameters) parameter = with_nonfinite_zeroed(parameter);
   }
   share_out(manifest, sums, result);
-  result.reference = reference_view(run, factors, order, numerics, sums, pipeline);
+  result.reference = reference_view(run, factors, order, numerics, sums, absences, pipeline);
 
   std::vector<Finding> tied;
   std::vector<Suspect> suspects = tied_suspects(run, sums, factors, order, tied);
@@ -154,14 +161,15 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
   return result;
 }
 
-double measured_total(Run& run, NormOrder order, std::span<const RankStatistics> mine, const FactorsOf& factors_of) {
+double measured_total(Run& run, NormOrder order, std::span<const RankStatistics> mine, const FactorsOf& factors_of,
+                      const Absences& absences) {
   TensorStatistics total;
   std::vector<RankStatistics> all = gather_values(run.comm, mine);
   std::stable_sort(all.begin(), all.end(),
                    [](const RankStatistics& a, const RankStatistics& b) { return a.rank < b.rank; });
   for (const RankStatistics& rank : all) add(total, rank.statistics, order);
   std::vector<TensorStatistics> partial(run.dump.manifest().parameters.size());
-  combine_partials(run, factors_of, order, partial);
+  combine_partials(run, factors_of, order, absences, partial);
   const std::vector<bool> counted = counted_entries(run.dump.manifest());
   for (std::size_t p = 0; p < partial.size(); ++p) {
     if (counted[p]) add(total, partial[p], order);

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gradclip/backend/backend.hpp"
@@ -93,6 +95,35 @@ struct RankStatistics {
 [[nodiscard]] bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank,
                                    bool expert);
 
+/// Whether other recorded ranks hold copies of the parameter's shards, or other entries do (a tied weight).
+[[nodiscard]] bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool expert);
+
+/// A declared copy whose gradient was None, and the next copy, which counts in its place.
+struct Substitute {
+  std::uint32_t parameter = 0;
+  std::int32_t declared = 0;
+  std::int32_t used = 0;
+};
+
+/// None gradients, as far as other ranks' copies or addends make up for them.
+class Absences {
+ public:
+  /// Collective. @param mine  the None shards of this process's recorded ranks
+  Absences(Run& run, const std::vector<bool>& expert, std::span<const NoneShard> mine);
+
+  [[nodiscard]] bool is_none(std::size_t parameter, std::int32_t rank) const {
+    return none_.count({parameter, rank}) != 0;
+  }
+  /// The rank whose copy counts where `declared`'s is None; `declared` itself if its is not, or all are.
+  [[nodiscard]] std::int32_t counted(std::size_t parameter, std::int32_t declared) const;
+  /// Ascending by parameter and declared rank.
+  [[nodiscard]] const std::vector<Substitute>& substitutes() const noexcept { return substitutes_; }
+
+ private:
+  std::set<std::pair<std::size_t, std::int32_t>> none_;
+  std::vector<Substitute> substitutes_;
+};
+
 /// First pass: statistics of all scaled gradients, replicas compared, Partial dimensions combined, the total and what
 /// each recorded rank saw. Collective; every process gets the same result.
 [[nodiscard]] NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order,
@@ -101,6 +132,6 @@ struct RankStatistics {
 /// The p-norm of what `shards` (by recorded rank) and Partial parameters add up to: for a second pass that measured
 /// what it wrote. `factors_of` says what was done to the Partial addends. Collective.
 [[nodiscard]] double measured_total(Run& run, NormOrder order, std::span<const RankStatistics> mine,
-                                    const FactorsOf& factors_of);
+                                    const FactorsOf& factors_of, const Absences& absences);
 
 }  // namespace gradclip

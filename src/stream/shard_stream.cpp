@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -149,6 +150,9 @@ class StreamPass {
   /// Makes it a pass that scales and writes.
   void write_through(std::span<RankFileWriter* const> writers) {
     writers_ = writers;
+    distinct_writers_.assign(writers.begin(), writers.end());
+    std::sort(distinct_writers_.begin(), distinct_writers_.end());
+    distinct_writers_.erase(std::unique(distinct_writers_.begin(), distinct_writers_.end()), distinct_writers_.end());
     // What was written is measured as it is: only float8's scale_inv still applies.
     for (const ScaleFactors& factor : factors_) {
       ScaleFactors as_written;
@@ -163,8 +167,10 @@ class StreamPass {
       try {
         work();
       } catch (...) {
-        stop_ = true;
-        for (RankFileWriter* writer : writers_) writer->cancel();
+        // Whoever waits for this worker's pieces ends with its error.
+        if (!stop_.exchange(true)) {
+          for (RankFileWriter* writer : distinct_writers_) writer->cancel(std::current_exception());
+        }
         throw;
       }
     });
@@ -178,8 +184,9 @@ class StreamPass {
     Buffer results;
     std::vector<RankFile::Piece> reads;
     std::vector<Chunk> chunks;
-    std::vector<ChunkStatistics> statistics;
-    std::vector<std::uint64_t> fingerprints;
+    std::vector<Chunk> measured;              ///< those of tasks that the sink is to hear of
+    std::vector<ChunkStatistics> statistics;  ///< one per measured chunk
+    std::vector<std::uint64_t> fingerprints;  ///< likewise
   };
 
   void work() {
@@ -222,6 +229,7 @@ class StreamPass {
   void cut_into_chunks(Worker& worker) {
     std::byte* const base = space_ == MemorySpace::host ? worker.staging.data() : worker.working.data();
     worker.chunks.clear();
+    worker.measured.clear();
     worker.fingerprints.clear();
     for (const Piece& piece : worker.block.pieces) {
       const ShardTask& task = tasks_[piece.task];
@@ -229,6 +237,8 @@ class StreamPass {
       for (std::uint64_t at = 0; at < piece.count; at += kChunkElements) {
         const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kChunkElements, piece.count - at));
         worker.chunks.push_back({base + piece.offset + at * size, count, task.shard->dtype, task.factors});
+        if (!task.measured) continue;
+        worker.measured.push_back(worker.chunks.back());
         const std::byte* stored = worker.staging.data() + piece.offset + at * size;
         worker.fingerprints.push_back(task.fingerprint ? XXH3_64bits(stored, count * size) : 0);
       }
@@ -236,11 +246,12 @@ class StreamPass {
   }
 
   void measure(Worker& worker, std::span<const ScaleFactors> factors) {
-    const std::size_t bytes = worker.chunks.size() * sizeof(ChunkStatistics);
+    if (worker.measured.empty()) return;
+    const std::size_t bytes = worker.measured.size() * sizeof(ChunkStatistics);
     if (worker.results.size() < bytes) worker.results = backend_.allocate(bytes, space_);
     const Bytes results = worker.results.bytes().subspan(0, bytes);
-    backend_.statistics({worker.chunks, factors}, request_, results);
-    worker.statistics.resize(worker.chunks.size());
+    backend_.statistics({worker.measured, factors}, request_, results);
+    worker.statistics.resize(worker.measured.size());
     backend_.move(results, {reinterpret_cast<std::byte*>(worker.statistics.data()), bytes, MemorySpace::host});
   }
 
@@ -256,12 +267,12 @@ class StreamPass {
   void deliver(Worker& worker) {
     std::size_t chunk = 0;
     for (const Piece& piece : worker.block.pieces) {
+      if (!tasks_[piece.task].measured) continue;
       std::vector<MeasuredChunk> measured;
       for (std::uint64_t at = 0; at < piece.count; at += kChunkElements, ++chunk) {
-        measured.push_back({piece.task, piece.first + at, worker.chunks[chunk].count, worker.statistics[chunk],
+        measured.push_back({piece.task, piece.first + at, worker.measured[chunk].count, worker.statistics[chunk],
                             worker.fingerprints[chunk]});
       }
-      if (!tasks_[piece.task].measured) continue;
       if (piece.order) {
         piece.order->deliver(piece.first, piece.count, std::move(measured), sink_);
       } else {
@@ -283,6 +294,7 @@ class StreamPass {
   MemorySpace space_;
   BlockCutter cutter_;
   std::span<RankFileWriter* const> writers_;
+  std::vector<RankFileWriter*> distinct_writers_;
   std::vector<ScaleFactors> written_factors_;
   std::atomic<bool> stop_{false};
 };

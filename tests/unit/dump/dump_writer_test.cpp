@@ -3,13 +3,17 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <hdf5.h>
+#include <stdio.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -19,6 +23,34 @@
 #include "dump_builder.hpp"
 #include "expect_error.hpp"
 #include "gradclip/dump/checksum.hpp"
+
+namespace {
+
+/// A file system as some tests want it.
+struct Renaming {
+  bool flags = true;       // renameat2() knows flags
+  std::string never_from;  // a path that rename() cannot move
+};
+Renaming renaming;
+
+}  // namespace
+
+// In front of the C library's.
+extern "C" int renameat2(int from_at, const char* from, int to_at, const char* to, unsigned flags) noexcept {
+  if (!renaming.flags && flags != 0) {
+    errno = EINVAL;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_renameat2, from_at, from, to_at, to, flags));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (renaming.never_from == from) {
+    errno = EIO;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
 
 namespace gradclip {
 namespace {
@@ -268,6 +300,81 @@ TEST(DumpWriter, RefusesOutputsThatTouchTheInputOrWouldReplaceSomething) {
   EXPECT_FALSE(std::filesystem::exists(directory / "out.partial"));
 }
 
+TEST(DumpWriter, RefusesOutputsWhoseStandInsTouchTheInput) {
+  const TemporaryDirectory directory;
+  const auto refused = [&](const std::filesystem::path& in, const std::string& part, bool overwrite) {
+    example(in).write();
+    std::ofstream(in / ".gradclip-partial") << "";  // as if an unfinished run had left it
+    DumpReader input(in);
+    expect_error(ExitCode::usage, {part}, [&] { DumpWriter writer(input, directory / "x", overwrite); });
+    EXPECT_TRUE(std::filesystem::exists(in / kManifestName));
+    std::filesystem::remove_all(in);
+  };
+  refused(directory / "x.partial", "is x.partial while it is written, which is the input", false);
+  refused(directory / "x.replaced", "is x.replaced while it is written, which is the input", true);
+  std::filesystem::create_directory(directory / "x.partial");
+  refused(directory / "x.partial" / "in", "which contains the input", false);
+  std::filesystem::remove(directory / "x.partial");
+  std::filesystem::create_symlink(directory / "in", directory / "x.partial");
+  refused(directory / "in", "which is the input", false);
+  std::filesystem::remove(directory / "x.partial");
+  std::filesystem::create_symlink(directory / "in" / "rank_00000.h5", directory / "x.partial");
+  refused(directory / "in", "which lies inside the input", false);
+}
+
+TEST(DumpWriter, RefusesNamesThatTheFileSystemDoesNot) {
+  const TemporaryDirectory directory;
+  example(directory / "in").write();
+  DumpReader input(directory / "in");
+  const auto refused = [&](const std::filesystem::path& output, const std::string& part) {
+    for (const bool overwrite : {false, true}) {
+      expect_error(ExitCode::usage, {part}, [&] {
+        DumpWriter writer(input, output, overwrite);
+        writer.prepare();
+      });
+    }
+  };
+  std::filesystem::create_symlink("loop", directory / "loop");
+  refused(directory / "loop", "symbolic links");
+  refused(directory / "loop" / "out", "symbolic links");
+  refused(directory / std::string(300, 'n'), "name too long");
+  refused(directory / std::string(250, 'n'), "name too long");
+  refused(directory / std::string(300, 'n') / "out", "name too long");
+  std::ofstream(directory / "file") << "x";
+  refused(directory / "file" / "out", "a directory that does not exist");
+  std::filesystem::create_symlink("nowhere", directory / "out.partial");
+  refused(directory / "out", "out.partial");
+}
+
+TEST(DumpReader, SaysHowManyRankFilesItKeepsOpen) {
+  const TemporaryDirectory directory;
+  example(directory / "in").write();
+  const DumpReader input(directory / "in");
+  EXPECT_GE(input.capacity(), 1u);
+  EXPECT_LE(input.capacity(), 512u);
+}
+
+TEST(DumpWriter, OverwritesWithoutAnExchange) {
+  const TemporaryDirectory directory;
+  example(directory / "in").write();
+  example(directory / "out").write();
+  std::ofstream(directory / "out" / "old") << "x";
+  renaming.flags = false;
+  clip(directory / "in", directory / "out", 64, 1, 1, true);
+  EXPECT_EQ(read_manifest(directory / "out").state, GradientState::after_clip);
+  EXPECT_FALSE(std::filesystem::exists(directory / "out" / "old"));
+
+  std::ofstream(directory / "out" / "old") << "x";
+  renaming.never_from = (std::filesystem::canonical(directory.path()) / "out.partial").string();
+  expect_error(ExitCode::resources, {"out.partial"},
+               [&] { clip(directory / "in", directory / "out", 64, 1, 1, true); });
+  renaming = {};
+  EXPECT_TRUE(std::filesystem::exists(directory / "out" / "old"));
+  EXPECT_EQ(read_manifest(directory / "out").state, GradientState::after_clip);
+  EXPECT_FALSE(std::filesystem::exists(directory / "out.replaced"));
+  EXPECT_FALSE(std::filesystem::exists(directory / "out.partial"));
+}
+
 TEST(DumpWriter, OverwriteReplacesAnOlderDump) {
   const TemporaryDirectory directory;
   example(directory / "in").write();
@@ -312,6 +419,50 @@ TEST(DumpWriter, OneRunAtATime) {
   EXPECT_FALSE(std::filesystem::exists(directory / "out.partial"));
 }
 
+std::vector<std::string> entries(const std::filesystem::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(DumpWriter, WhoWritesIntoADiscardedOutputDoesNotHaveTheLastWord) {
+  const TemporaryDirectory directory;
+  example(directory / "in").write();
+  DumpReader input(directory / "in");
+  DumpWriter first(input, directory / "out", false);
+  first.prepare();
+  DumpWriter peer(input, directory / "out", false);
+  const auto file = input.rank_file(1);
+  auto output = peer.begin(file);
+  const auto work = work_of(*file, input.manifest(), 10'000);
+  for (const Work& item : work) {
+    output->write(item.parameter, item.first, item.count, doubled(*file, item).data());
+  }
+  first.discard();
+  EXPECT_EQ(entries(directory.path()), std::vector<std::string>{"in"});
+  const auto given_up = [](const std::function<void()>& action) {
+    expect_error(ExitCode::usage, {"out.partial", "another process has given up the run"}, action);
+  };
+  given_up([&] { static_cast<void>(output->finish()); });
+  given_up([&] { static_cast<void>(peer.begin(input.rank_file(0))); });
+  given_up([&] { first.finish({}); });
+  output.reset();
+  peer.discard();
+  EXPECT_EQ(entries(directory.path()), std::vector<std::string>{"in"});
+}
+
+TEST(DumpWriter, AnErrorOfItsOwnStays) {
+  const TemporaryDirectory directory;
+  example(directory / "in").write();
+  DumpReader input(directory / "in");
+  DumpWriter writer(input, directory / "out", false);
+  writer.prepare();
+  const auto file = writer.begin(input.rank_file(0));
+  expect_error(ExitCode::resources, {"rank_00000.h5"},
+               [&] { static_cast<void>(writer.begin(input.rank_file(0))); });  // exists
+}
+
 TEST(DumpWriter, RemovesOnlyLeftoversOfItsOwn) {
   const TemporaryDirectory directory;
   example(directory / "in").write();
@@ -352,10 +503,12 @@ TEST(RankFileWriter, CancelWakesWhoWaits) {
     const auto file = writer.begin(input.rank_file(0));
     std::vector<std::byte> bytes(400);
     std::thread waiting(
-        [&] { expect_error(ExitCode::resources, {"given up"}, [&] { file->write(0, 100, 100, bytes.data()); }); });
+        [&] { expect_error(ExitCode::nonfinite, {"a test"}, [&] { file->write(0, 100, 100, bytes.data()); }); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    file->cancel();
+    file->cancel(std::make_exception_ptr(Error(ExitCode::nonfinite, {.where = "a test"})));
+    file->cancel(std::make_exception_ptr(Error(ExitCode::resources, {.where = "a later one"})));
     waiting.join();
+    expect_error(ExitCode::nonfinite, {"a test"}, [&] { file->write(0, 200, 100, bytes.data()); });
   }
 }
 

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "dump_builder.hpp"
 #include "gradclip/backend/reduction.hpp"
@@ -98,6 +101,92 @@ TEST(ShardStream, TheFirstErrorEndsThePass) {
   EXPECT_THROW(stream.measure(list.tasks, list.factors, {},
                               [](const MeasuredChunk&) { throw Error(ExitCode::resources, {.where = "a test"}); }),
                Error);
+}
+
+/// The CPU's backend, watched.
+class WatchedBackend final : public Backend {
+ public:
+  [[nodiscard]] BackendDescription describe() const override { return real_->describe(); }
+  [[nodiscard]] Buffer allocate(std::size_t bytes, MemorySpace space) override { return real_->allocate(bytes, space); }
+  void move(Bytes from, Bytes to) override { real_->move(from, to); }
+  void statistics(const ChunkTable& table, const StatisticsRequest& request, Bytes out) override {
+    measured += table.chunks.size();
+    real_->statistics(table, request, out);
+  }
+  void scale(const ChunkTable& table) override {
+    if (on_scale) on_scale(table);
+    scaled += table.chunks.size();
+    real_->scale(table);
+  }
+  void combine(std::span<const ChunkTable> addends, PartialOperation operation, double divisor, Bytes out) override {
+    real_->combine(addends, operation, divisor, out);
+  }
+
+  std::function<void(const ChunkTable&)> on_scale;
+  std::atomic<std::size_t> measured{0};
+  std::atomic<std::size_t> scaled{0};
+
+ private:
+  std::unique_ptr<Backend> real_ = make_backend(DeviceChoice::cpu).backend;
+};
+
+/// Scales and writes the whole dump with three threads, one chunk per block or all in one.
+void scale_all(DumpReader& reader, Backend& backend, const std::filesystem::path& out, std::size_t block_bytes,
+               const std::function<void(ShardTask&)>& change, const std::function<void(const MeasuredChunk&)>& sink) {
+  StreamOptions options;
+  options.threads = 3;
+  options.block_bytes = block_bytes;
+  ShardStream stream(backend, options);
+  TaskList list =
+      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  for (ShardTask& task : list.tasks) change(task);
+  DumpWriter writer(reader, out, false);
+  writer.prepare();
+  const auto file = writer.begin(reader.rank_file(0));
+  const std::vector<RankFileWriter*> writers(list.tasks.size(), file.get());
+  stream.scale(list.tasks, writers, list.factors, {}, sink);
+  static_cast<void>(file->finish());  // every element was written
+}
+
+TEST(ShardStream, WhoWaitsForAFailedPieceEndsWithItsError) {
+  const TemporaryDirectory directory;
+  DumpReader reader(build(directory));
+  WatchedBackend backend;
+  std::atomic<bool> failed{false};
+  backend.on_scale = [&](const ChunkTable& table) {
+    if (table.chunks.front().count != kChunkElements || failed.exchange(true)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the others come to wait for this piece
+    throw Error(ExitCode::nonfinite, {.where = "a test"});
+  };
+  for (int i = 0; i < 20; ++i) {
+    failed = false;
+    try {
+      scale_all(reader, backend, directory / "out", 1, [](ShardTask&) {}, {});
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::nonfinite) << error.what();
+    }
+  }
+}
+
+TEST(ShardStream, MeasuresOnlyWhatIsHeard) {
+  const TemporaryDirectory directory;
+  DumpReader reader(build(directory));
+  for (const std::size_t block_bytes : {std::size_t{1}, std::size_t{64} << 20}) {
+    WatchedBackend backend;
+    std::map<std::size_t, double> heard;
+    std::mutex mutex;
+    const auto only_narrow_and_small = [](ShardTask& task) {
+      task.measured = task.parameter == 0 || task.parameter == 5;
+    };
+    scale_all(reader, backend, directory / "out", block_bytes, only_narrow_and_small, [&](const MeasuredChunk& chunk) {
+      const std::lock_guard lock(mutex);
+      heard[chunk.task] += chunk.statistics.signed_sum;
+    });
+    EXPECT_EQ(backend.scaled, 9u);
+    EXPECT_EQ(backend.measured, 2u);
+    EXPECT_EQ(heard, (std::map<std::size_t, double>{{0, 2.0}, {4, 45.0}}));
+  }
 }
 
 TEST(TaskList, KnowsNoneGradients) {
