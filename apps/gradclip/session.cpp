@@ -22,6 +22,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kMovingInterval{200};
 constexpr std::chrono::milliseconds kLineInterval{10'000};
+/// What an open rank file remembers of one located shard, at most; and files that are worth keeping open all the same.
+constexpr std::size_t kLocatedShardBytes = 2048;
+constexpr std::size_t kLeastOpenFiles = 4;
 constexpr std::uint64_t kLeastMemory = std::uint64_t{64} << 20;
 
 bool is_set(const Environment& environment, const char* name) {
@@ -196,6 +199,8 @@ std::string Session::launch_reason() const {
 
 Run Session::run_over(DumpReader& dump, int passes) {
   WorkPlan plan = plan_work(dump.manifest(), comm_.size());
+  const std::size_t located_bytes = kLocatedShardBytes * std::max<std::size_t>(1, dump.manifest().parameters.size());
+  dump.keep_at_most(std::max<std::size_t>(kLeastOpenFiles, memory_budget_ / 4 / located_bytes));
   StreamOptions stream;
   stream.threads = threads_;
   stream.memory_budget = memory_budget_;

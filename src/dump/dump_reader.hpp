@@ -1,6 +1,7 @@
 #pragma once
 // A dump as parameters × recorded ranks.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -27,6 +28,11 @@ class DumpReader {
   /// How many rank files are kept open at most: a caller that goes over more of them, batch by batch, takes no more
   /// than this into one. At least 1.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+
+  /// Lowers the capacity: an open rank file remembers the shards that were located in it.
+  void keep_at_most(std::size_t rank_files) noexcept {
+    capacity_ = std::max<std::size_t>(1, std::min(capacity_, rank_files));
+  }
 
   /// Thread-safe. Errors: as RankFile's constructor.
   [[nodiscard]] std::shared_ptr<const RankFile> rank_file(std::int32_t rank);

@@ -10,6 +10,8 @@
 #include <map>
 #include <tuple>
 
+#include "gradclip/base/dispatch.hpp"
+
 namespace gradclip {
 namespace {
 
@@ -180,36 +182,16 @@ struct OwnedParameter {
   TensorStatistics addends;
 };
 
-/// Calls function.template operator()<D>() with the dtype as a constant.
-template <class Function>
-auto with_element(DType dtype, const Function& function) {
-  switch (dtype) {
-    case DType::float64:
-      return function.template operator()<DType::float64>();
-    case DType::float32:
-      return function.template operator()<DType::float32>();
-    case DType::float16:
-      return function.template operator()<DType::float16>();
-    case DType::bfloat16:
-      return function.template operator()<DType::bfloat16>();
-    case DType::float8_e4m3fn:
-      return function.template operator()<DType::float8_e4m3fn>();
-    case DType::float8_e5m2:
-      return function.template operator()<DType::float8_e5m2>();
-  }
-  throw Error(ExitCode::bug, {.where = "with_element", .found = "no such dtype", .expected = {}, .advice = {}});
-}
-
 }  // namespace
 
 double round_through(DType dtype, double value) {
-  return with_element(dtype, [&]<DType D>() -> double {
+  return with_dtype(dtype, [&]<DType D>() -> double {
     return Element<D>::widen(Element<D>::round(static_cast<ComputeOf<D>>(value)));
   });
 }
 
 double widen_through(DType dtype, const std::byte* element) {
-  return with_element(dtype, [&]<DType D>() -> double {
+  return with_dtype(dtype, [&]<DType D>() -> double {
     typename Element<D>::Bits bits;
     std::memcpy(&bits, element, sizeof bits);
     return Element<D>::widen(bits);
@@ -244,7 +226,7 @@ bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, 
 }
 
 void store_through(DType dtype, double value, std::byte* element) {
-  with_element(dtype, [&]<DType D>() {
+  with_dtype(dtype, [&]<DType D>() {
     const typename Element<D>::Bits bits = Element<D>::round(static_cast<ComputeOf<D>>(value));
     std::memcpy(element, &bits, sizeof bits);
   });

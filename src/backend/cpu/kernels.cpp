@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "gradclip/base/dispatch.hpp"
+
 #include "gradclip/base/error.hpp"
 
 namespace gradclip::cpu {
@@ -329,43 +331,22 @@ ChunkStatistics statistics_of(const Kernels& kernels, const Chunk& chunk, const 
 // Types
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Calls `function.template operator()<D>()` for a type known at run time.
-template <typename Function>
-auto with_type(DType dtype, const Function& function) {
-  switch (dtype) {
-    case DType::float64:
-      return function.template operator()<DType::float64>();
-    case DType::float32:
-      return function.template operator()<DType::float32>();
-    case DType::float16:
-      return function.template operator()<DType::float16>();
-    case DType::bfloat16:
-      return function.template operator()<DType::bfloat16>();
-    case DType::float8_e4m3fn:
-      return function.template operator()<DType::float8_e4m3fn>();
-    case DType::float8_e5m2:
-      return function.template operator()<DType::float8_e5m2>();
-  }
-  throw Error(ExitCode::bug,
-              {.where = "chunk table", .found = "an element type that does not exist", .expected = {}, .advice = {}});
-}
-
 }  // namespace
 
 ChunkStatistics chunk_statistics(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors,
                                  const StatisticsRequest& request) {
-  return with_type(chunk.dtype, [&]<DType D>() { return statistics_of<D>(kernels, chunk, factors, request); });
+  return with_dtype(chunk.dtype, [&]<DType D>() { return statistics_of<D>(kernels, chunk, factors, request); });
 }
 
 void scale_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors) {
   if (!changes_bits(factors)) return;
-  with_type(chunk.dtype, [&]<DType D>() {
+  with_dtype(chunk.dtype, [&]<DType D>() {
     scale_run<D>(kernels, chunk.data, chunk.data, chunk.count, without_divisions(D, factors));
   });
 }
 
 void widen_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors, double* out) {
-  with_type(chunk.dtype, [&]<DType D>() {
+  with_dtype(chunk.dtype, [&]<DType D>() {
     ScaledSubBlocks<D> elements(kernels, chunk, factors);
     for (std::size_t s = 0; s < kSubBlocks && elements.count(s) > 0; ++s) {
       const std::byte* data = elements.rows(s);
