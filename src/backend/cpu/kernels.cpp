@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "gradclip/base/dispatch.hpp"
-
 #include "gradclip/base/error.hpp"
 
 namespace gradclip::cpu {
