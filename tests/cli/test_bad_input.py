@@ -734,7 +734,7 @@ def test_impossible_numbers_on_the_command_line(tool, arguments, np_):
 def test_a_good_option_replaces_a_bad_recorded_number(tool):
     path = base(max_grad_norm=-1.0).write(tool.fresh("dump"))
     refused(1, 3, path, out=tool.fresh("out"), mentions=["max_grad_norm"])
-    assert tool.run(1, "clip", path, "-o", tool.fresh("out"), "--max-norm", "1").code == 0
+    assert run(1, "clip", path, "-o", tool.fresh("out"), "--max-norm", "1").code == 0
 
 
 def test_all_ranks_are_bad(tool):
