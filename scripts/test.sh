@@ -17,6 +17,6 @@ while [ $# -gt 0 ]; do
 done
 
 scripts/setup.sh --python
-cmake --preset "$preset" >/dev/null
+cmake --preset "$preset" -DGRADCLIP_BUILD_TESTS=ON >/dev/null  # demo.sh leaves them out
 cmake --build --preset "$preset" -j "$(nproc)"
 ctest --preset "$preset" -j "$(nproc)" "${rest[@]}"
