@@ -170,10 +170,6 @@ void PosixFile::allocate(std::uint64_t offset, std::uint64_t count) const {
   if (error != 0) throw system_error(path_, fmt::format("allocate {} bytes", count), error);
 }
 
-void PosixFile::will_need(std::uint64_t offset, std::uint64_t count) const noexcept {
-  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(count), POSIX_FADV_WILLNEED);
-}
-
 void PosixFile::start_write_back(std::uint64_t offset, std::uint64_t count) const noexcept {
   ::sync_file_range(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(count), SYNC_FILE_RANGE_WRITE);
 }

@@ -49,7 +49,6 @@ class PosixFile {
   void write(std::uint64_t offset, const void* from, std::size_t count) const;
   /// Errors: Error(resources) if there is no space.
   void allocate(std::uint64_t offset, std::uint64_t count) const;
-  void will_need(std::uint64_t offset, std::uint64_t count) const noexcept;
   /// Lets the kernel begin to write these bytes to the device, so that a later sync() is short. A hint.
   void start_write_back(std::uint64_t offset, std::uint64_t count) const noexcept;
   void sync() const;

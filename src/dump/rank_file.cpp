@@ -199,12 +199,6 @@ void RankFile::read(const std::vector<Piece>& pieces) const {
   flush();
 }
 
-void RankFile::will_need(const StoredShard& shard, std::uint64_t first, std::uint64_t count) const noexcept {
-  if (!shard.file_offset || shard.none) return;
-  const std::size_t size = size_of(shard.dtype);
-  state_->file.will_need(*shard.file_offset + first * size, count * size);
-}
-
 std::vector<LabelBlock> RankFile::labels() const {
   State& state = *state_;
   const auto lock = hdf5::lock_library();

@@ -68,9 +68,6 @@ class RankFile {
   };
   void read(const std::vector<Piece>& pieces) const;
 
-  /// Asks the kernel to read ahead; a hint, never an error.
-  void will_need(const StoredShard& shard, std::uint64_t first, std::uint64_t count) const noexcept;
-
   [[nodiscard]] std::vector<LabelBlock> labels() const;
 
  private:
