@@ -28,6 +28,10 @@ function(gradclip_room name)
 
   # Each public header compiles alone.
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/src/${name}/*.hpp")
+  if(NOT TARGET gradclip_cuda_headers)
+    list(FILTER headers EXCLUDE REGEX "cuda/kernels|nccl_")
+  endif()
+  list(FILTER headers EXCLUDE REGEX "cuda_runtime/launch|cuda/(lanes|vectors)")  # for kernels, which nvcc or the emulation compiles
   set(alone "")
   foreach(header IN LISTS headers)
     string(MAKE_C_IDENTIFIER "${header}" identifier)

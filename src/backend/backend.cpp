@@ -6,9 +6,9 @@
 
 namespace gradclip {
 
-ChosenBackend make_backend(DeviceChoice choice) {
+ChosenBackend make_backend(DeviceChoice choice, std::size_t process_on_host) {
   if (choice == DeviceChoice::cpu) return {.backend = make_cpu_backend(), .reason = "asked for"};
-  ChosenBackend cuda = try_cuda_backend();
+  ChosenBackend cuda = try_cuda_backend(process_on_host);
   if (choice == DeviceChoice::cuda && cuda.backend == nullptr) {
     throw Error(ExitCode::resources, {.where = "--device cuda",
                                       .found = cuda.reason,

@@ -327,4 +327,25 @@ GRADCLIP_HOST_DEVICE double finish_combination(PartialOperation operation, doubl
   return bits_as<double>(Element<DType::float64>::round(value));
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Accumulation
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// An element as one of another type, for float8 with its scale_inv: rounded once, and once more to float32 on the way
+/// from float64 to a narrower type, as PyTorch converts. An element of the same type keeps its bits.
+template <DType To, DType From>
+GRADCLIP_HOST_DEVICE BitsOf<To> convert_element(BitsOf<From> bits, float scale_inv) {
+  if constexpr (To == From && !is_float8(From)) {
+    return bits;
+  } else {
+    return Element<To>::round(static_cast<ComputeOf<To>>(element_value<From>(bits, scale_inv)));
+  }
+}
+
+/// a + b, formed in Compute and rounded once to the type.
+template <DType D>
+GRADCLIP_HOST_DEVICE BitsOf<D> add_elements(BitsOf<D> a, BitsOf<D> b) {
+  return Element<D>::round(Element<D>::widen(a) + Element<D>::widen(b));
+}
+
 }  // namespace gradclip

@@ -255,7 +255,7 @@ void store(DType dtype, std::byte* data, std::size_t i, std::uint64_t bits) {
 }
 
 BackendDescription ReferenceBackend::describe() const {
-  return {"reference", "by hand", MemorySpace::host};
+  return {"reference", "by hand", MemorySpace::host, {}};
 }
 
 Buffer ReferenceBackend::allocate(std::size_t bytes, MemorySpace space) {
@@ -310,6 +310,28 @@ void ReferenceBackend::combine(std::span<const ChunkTable> addends, PartialOpera
       if (operation == PartialOperation::avg) combined = combined / divisor;
       store(DType::float64, at, 0, encode(DType::float64, combined));
       at += sizeof(double);
+    }
+  }
+}
+
+void ReferenceBackend::accumulate(std::span<const Chunk> into, const ChunkTable& from, AccumulateStep step) {
+  const auto through_float = [](DType dtype, double x) {
+    return dtype == DType::float64 ? x : static_cast<double>(static_cast<float>(x));
+  };
+  for (std::size_t c = 0; c < into.size(); ++c) {
+    const DType to = into[c].dtype;
+    const Chunk& source = from.chunks[c];
+    for (std::size_t i = 0; i < source.count; ++i) {
+      std::uint64_t bits = load(source.dtype, source.data, i);
+      if (to != source.dtype || is_float8_type(to)) {
+        const double value = value_of(source.dtype, bits, from.factors[source.factors].scale_inv);
+        bits = encode(to, through_float(to, value));
+      }
+      if (step == AccumulateStep::add) {
+        const double sum = decode(to, load(to, into[c].data, i)) + decode(to, bits);
+        bits = encode(to, through_float(to, sum));
+      }
+      store(to, into[c].data, i, bits);
     }
   }
 }

@@ -33,7 +33,9 @@ class ReferenceBackend final : public Backend {
   void move(Bytes from, Bytes to) override;
   void statistics(const ChunkTable& table, const StatisticsRequest& request, Bytes out) override;
   void scale(const ChunkTable& table) override;
+  void wait(UnusedMemory) override {}
   void combine(std::span<const ChunkTable> addends, PartialOperation operation, double divisor, Bytes out) override;
+  void accumulate(std::span<const Chunk> into, const ChunkTable& from, AccumulateStep step) override;
 };
 
 }  // namespace gradclip::reference

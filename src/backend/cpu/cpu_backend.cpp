@@ -34,7 +34,10 @@ const ScaleFactors& checked_factors(const ChunkTable& table, const Chunk& chunk)
 }  // namespace
 
 BackendDescription CpuBackend::describe() const {
-  return {.device = "cpu", .detail = fmt::format("{} kernels", kernels_.name), .working_space = MemorySpace::host};
+  return {.device = "cpu",
+          .detail = fmt::format("{} kernels", kernels_.name),
+          .working_space = MemorySpace::host,
+          .identity = {}};
 }
 
 Buffer CpuBackend::allocate(std::size_t bytes, MemorySpace space) {
@@ -89,6 +92,14 @@ void CpuBackend::combine(std::span<const ChunkTable> addends, PartialOperation o
     written += count * sizeof(double);
   }
   GRADCLIP_CHECK(written == out.size, fmt::format("{} bytes for {} bytes of results", out.size, written));
+}
+
+void CpuBackend::accumulate(std::span<const Chunk> into, const ChunkTable& from, AccumulateStep step) {
+  GRADCLIP_CHECK(into.size() == from.chunks.size(), fmt::format("{} chunks into {}", from.chunks.size(), into.size()));
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    GRADCLIP_CHECK(into[i].count == from.chunks[i].count, "chunks of unequal shape");
+    cpu::accumulate_chunk(into[i], from.chunks[i], checked_factors(from, from.chunks[i]), step == AccumulateStep::add);
+  }
 }
 
 std::unique_ptr<Backend> make_cpu_backend() {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "gradclip/backend/term.hpp"
 #include "gradclip/base/dispatch.hpp"
 #include "gradclip/base/error.hpp"
 
@@ -30,24 +31,6 @@ BitsOf<D> load(const void* data, std::size_t i) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Scaling
 // ---------------------------------------------------------------------------------------------------------------------
-
-/// Dividing by a power of two is multiplying by its reciprocal, to the bit, and a fifth of the time.
-void use_reciprocal(DType dtype, ScaleStep& step, double& number) {
-  if (step != ScaleStep::divide) return;
-  const double reciprocal = 1.0 / number;
-  int exponent = 0;
-  const bool power_of_two_number = std::abs(std::frexp(number, &exponent)) == 0.5;
-  const bool normal =
-      dtype == DType::float64 ? std::isnormal(reciprocal) : std::isnormal(static_cast<float>(reciprocal));
-  if (!power_of_two_number || !normal) return;
-  step = ScaleStep::multiply;
-  number = reciprocal;
-}
-
-ScaleFactors without_divisions(DType dtype, ScaleFactors factors) {
-  for (std::size_t i = 0; i < 2; ++i) use_reciprocal(dtype, factors.steps[i], factors.numbers[i]);
-  return factors;
-}
 
 template <DType D>
 void scale_by_element(const void* from, void* to, std::size_t count, const ScaleFactors& factors) {
@@ -92,7 +75,7 @@ template <DType D>
 class ScaledSubBlocks {
  public:
   ScaledSubBlocks(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors)
-      : kernels_(kernels), chunk_(chunk), factors_(without_divisions(D, factors)), changes_(changes_bits(factors)) {}
+      : kernels_(kernels), chunk_(chunk), factors_(without_divisions<D>(factors)), changes_(changes_bits(factors)) {}
 
   [[nodiscard]] std::size_t count(std::size_t sub_block) const {
     const std::size_t first = sub_block * kSubBlockElements;
@@ -134,22 +117,6 @@ struct Gathered {
     counts.signed_sum = fold(sum.data(), kSubBlocks);
     counts.exponent = exponent;
     return counts;
-  }
-};
-
-/// How a term of the norm is formed where it is formed element by element.
-struct Term {
-  TermArithmetic arithmetic;
-  double p;
-  double normalizer;
-  double scaling;          ///< 2^-exponent
-  bool unrounded = false;  ///< ScaleFactors::reference_in_float64
-
-  template <DType D>
-  [[nodiscard]] double of(ComputeOf<D> value, double scaled) const {
-    if (std::isinf(p)) return 0.0;
-    if (arithmetic == TermArithmetic::exact) return power_term(scaled, p);
-    return unrounded ? reference_term<DType::float64>(value, normalizer, p) : reference_term<D>(value, normalizer, p);
   }
 };
 
@@ -289,16 +256,13 @@ Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements,
 
 /// float64 reads a chunk once where it can: sums of x and of x × 2^-k have the same bits up to the exponent, unless a
 /// term of either is too large or too small for float64. So the sums are taken without k, and again only if the
-/// magnitudes, known by then, leave the range in which terms and sums of both are normal: 2^±(480 / p).
+/// magnitudes, known by then, leave the range of sums_need_no_scaling().
 ChunkStatistics gather_float64(const Kernels& kernels, ScaledSubBlocks<DType::float64>& elements, Term term) {
   Gathered gathered = gather_by_vectors<DType::float64>(kernels, elements, 1.0F, term);
-  const double largest = gathered.counts.max_abs;
-  const double smallest = gathered.counts.min_abs;
-  const int exponent = exponent_of(largest);
-  const int p = std::isinf(term.p) ? 1 : static_cast<int>(term.p);
-  const double bound = power_of_two(480 / p);
-  if (largest <= bound && (smallest >= 1.0 / bound)) {
+  const int exponent = exponent_of(gathered.counts.max_abs);
+  if (sums_need_no_scaling(gathered.counts.max_abs, gathered.counts.min_abs, term.p)) {
     ChunkStatistics result = gathered.result(exponent);
+    const int p = term.infinite() ? 1 : static_cast<int>(term.p);
     result.power_sum *= power_of_two(-p * exponent);
     result.signed_sum *= power_of_two(-exponent);
     return result;
@@ -319,7 +283,7 @@ ChunkStatistics statistics_of(const Kernels& kernels, const Chunk& chunk, const 
     if constexpr (D == DType::float64) return gather_float64(kernels, elements, term);
     return gather_by_vectors<D>(kernels, elements, factors.scale_inv, term).result(0);
   }
-  const Term extremes_only{TermArithmetic::exact, kInfinity, 1.0, 1.0};
+  const Term extremes_only{TermArithmetic::exact, kInfinity, 1.0, 1.0, false};
   const int exponent =
       exponent_of(gather_by_vectors<D>(kernels, elements, factors.scale_inv, extremes_only).counts.max_abs);
   term.scaling = power_of_two(-exponent);
@@ -340,7 +304,7 @@ ChunkStatistics chunk_statistics(const Kernels& kernels, const Chunk& chunk, con
 void scale_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors) {
   if (!changes_bits(factors)) return;
   with_dtype(chunk.dtype, [&]<DType D>() {
-    scale_run<D>(kernels, chunk.data, chunk.data, chunk.count, without_divisions(D, factors));
+    scale_run<D>(kernels, chunk.data, chunk.data, chunk.count, without_divisions<D>(factors));
   });
 }
 
@@ -354,6 +318,18 @@ void widen_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors&
         *out++ = static_cast<double>(element_value<D>(load<D>(data, i), factors.scale_inv));
       }
     }
+  });
+}
+
+void accumulate_chunk(const Chunk& into, const Chunk& from, const ScaleFactors& factors, bool add) {
+  with_dtype(into.dtype, [&]<DType Into>() {
+    with_dtype(from.dtype, [&]<DType From>() {
+      for (std::size_t i = 0; i < from.count; ++i) {
+        BitsOf<Into> bits = convert_element<Into, From>(load<From>(from.data, i), factors.scale_inv);
+        if (add) bits = add_elements<Into>(load<Into>(into.data, i), bits);
+        std::memcpy(into.data + i * sizeof bits, &bits, sizeof bits);
+      }
+    });
   });
 }
 

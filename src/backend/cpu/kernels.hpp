@@ -78,6 +78,9 @@ void scale_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors&
 /// The scaled values of a chunk in float64: what a Partial dimension combines. @param out chunk.count numbers.
 void widen_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors, double* out);
 
+/// Converts the elements of `from` and stores them in `into`, or adds them to it.
+void accumulate_chunk(const Chunk& into, const Chunk& from, const ScaleFactors& factors, bool add);
+
 /// Folds `count` (a power of two) numbers by halves: a[j] += a[j + count / 2], and so on. The sum is a[0].
 inline double fold(double* a, std::size_t count) {
   for (std::size_t half = count / 2; half > 0; half /= 2) {

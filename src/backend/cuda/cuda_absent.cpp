@@ -2,7 +2,7 @@
 
 namespace gradclip {
 
-ChosenBackend try_cuda_backend() {
+ChosenBackend try_cuda_backend(std::size_t) {
   return {.backend = nullptr, .reason = "this build has no CUDA"};
 }
 
