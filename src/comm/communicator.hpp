@@ -20,6 +20,7 @@ struct CommunicatorDescription {
   std::string name;    ///< "single", "mpi", "nccl"
   std::string detail;  ///< library and version
   int processes_on_this_host = 1;
+  bool device_memory = false;  ///< whether collectives take MemorySpace::device
 };
 
 /// What the processes agreed on after one of them failed.
@@ -36,6 +37,10 @@ struct PeerFailed {
 /// Collectives that every process calls in the same order. A process that fails calls abort() instead of its next
 /// collective; the others learn of it there (PeerFailed), so that all end with one code and one message.
 /// No reduction is offered: sums of floating-point numbers are ours, in a fixed order.
+///
+/// Bytes are complete when a collective is called (a backend that writes them was waited for) and when it returns. Host
+/// and pinned memory go everywhere; device memory only where describe() says so, and then every process names it for
+/// everything it gives to the call, bytes of size 0 too.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
+#include "gradclip/norm/addend_exchange.hpp"
 #include "gradclip/norm/segments.hpp"
 
 namespace gradclip {
@@ -38,6 +40,13 @@ struct AddendHeader {
   ScaleFactors factors;
 };
 
+/// An addend as its combiner finds it.
+struct Arrival {
+  AddendHeader header;
+  std::size_t process = 0;  ///< that it came from
+  std::size_t offset = 0;   ///< in what that process sent
+};
+
 bool has_partial_placement(const ParameterEntry& parameter) {
   return std::any_of(parameter.placements.begin(), parameter.placements.end(),
                      [](const Placement& placement) { return placement.kind == Placement::Kind::partial; });
@@ -67,7 +76,8 @@ class PartialCombination {
         manifest_(run.dump.manifest()),
         factors_of_(factors_of),
         request_{order, normalizers.empty() ? TermArithmetic::exact : TermArithmetic::reference},
-        normalizers_(normalizers) {}
+        normalizers_(normalizers),
+        exchange_(run.backend, run.comm) {}
 
   void combine(std::vector<TensorStatistics>& parameters) {
     list_slices();
@@ -80,7 +90,8 @@ class PartialCombination {
     for (std::size_t begin = 0; begin < segments.size();) {
       std::size_t end = begin, bytes = 0;
       while (end < segments.size() && (end == begin || bytes < round_bytes(run_))) {
-        bytes += segments[end].elements * slices_[segments[end].item].addends.size() * sizeof(double);
+        const std::size_t addend = std::max(segments[end].elements * sizeof(double), AddendExchange::kAlignment);
+        bytes += addend * slices_[segments[end].item].addends.size();
         ++end;
       }
       std::vector<CombinedChunk> chunks = combine_round({segments.data() + begin, end - begin});
@@ -147,99 +158,165 @@ class PartialCombination {
                             static_cast<std::size_t>(run_.comm.size()));
   }
 
-  [[nodiscard]] std::size_t segment_bytes(const Segment& segment) const {
-    return segment.elements * size_of(manifest_.parameters[slices_[segment.item].parameter].dtype);
+  [[nodiscard]] DType dtype_of(const Segment& segment) const {
+    return manifest_.parameters[slices_[segment.item].parameter].dtype;
+  }
+
+  /// What one addend of the segment takes on the road.
+  [[nodiscard]] std::size_t addend_bytes(const Segment& segment) const {
+    const std::size_t bytes = segment.elements * size_of(dtype_of(segment));
+    return (bytes + AddendExchange::kAlignment - 1) / AddendExchange::kAlignment * AddendExchange::kAlignment;
   }
 
   std::vector<CombinedChunk> combine_round(std::span<const Segment> segments) {
-    const int me = run_.comm.process();
     const auto processes = static_cast<std::size_t>(run_.comm.size());
-    std::vector<std::vector<AddendHeader>> headers(processes);
-    std::vector<std::vector<std::byte>> data(processes);
-    for (const Segment& segment : segments) {
-      const PartialSlice& slice = slices_[segment.item];
-      const auto to = static_cast<std::size_t>(combiner(segment));
-      for (const std::int32_t rank : slice.addends) {
-        if (run_.plan.process_of(rank) == me) send(segment, slice.parameter, rank, headers[to], data[to]);
-      }
-    }
-    const auto their_headers = exchange_values(run_.comm, std::move(headers));
-    const auto their_data = exchange_values(run_.comm, std::move(data));
+    std::vector<std::vector<const Segment*>> of_combiner(processes);
+    for (const Segment& segment : segments)
+      of_combiner[static_cast<std::size_t>(combiner(segment))].push_back(&segment);
 
-    std::vector<CombinedChunk> mine;
-    std::vector<std::size_t> header_at(processes, 0), data_at(processes, 0);
-    for (const Segment& segment : segments) {
-      if (combiner(segment) != me) continue;
-      const PartialSlice& slice = slices_[segment.item];
-      std::vector<AddendHeader> addends;
-      std::vector<const std::byte*> bytes;
-      for (const std::int32_t rank : slice.addends) {
+    std::vector<std::vector<AddendHeader>> headers(processes);
+    const std::vector<std::size_t> send_counts = read_addends(of_combiner, headers);
+    const auto their_headers = exchange_values(run_.comm, std::move(headers));
+
+    // Every process sends its addends in the order of segments, then of ranks.
+    const std::vector<const Segment*>& mine = of_combiner[static_cast<std::size_t>(run_.comm.process())];
+    std::vector<std::size_t> receive_counts(processes, 0), header_at(processes, 0);
+    std::vector<std::vector<Arrival>> arrivals;
+    for (const Segment* segment : mine) {
+      arrivals.emplace_back();
+      for (const std::int32_t rank : slices_[segment->item].addends) {
         const auto from = static_cast<std::size_t>(run_.plan.process_of(rank));
-        addends.push_back(their_headers[from][header_at[from]++]);
-        bytes.push_back(addends.back().none != 0 ? nullptr : their_data[from].data() + data_at[from]);
-        if (addends.back().none == 0) data_at[from] += segment_bytes(segment);
+        const AddendHeader& header = their_headers[from][header_at[from]++];
+        arrivals.back().push_back({header, from, receive_counts[from]});
+        if (header.none == 0) receive_counts[from] += addend_bytes(*segment);
       }
-      combine_segment(segment, addends, bytes, mine);
     }
-    return gather_values(run_.comm, std::span<const CombinedChunk>(mine));
+    const Bytes received = exchange_.exchange(send_counts, receive_counts);
+    std::vector<std::byte*> part_of(processes, received.data);
+    for (std::size_t i = 1; i < processes; ++i) part_of[i] = part_of[i - 1] + receive_counts[i - 1];
+    return gather_values(run_.comm, std::span<const CombinedChunk>(combine_all(mine, arrivals, part_of)));
   }
 
-  void send(const Segment& segment, std::size_t parameter, std::int32_t rank, std::vector<AddendHeader>& headers,
-            std::vector<std::byte>& data) {
+  /// Reads what this process's recorded ranks add to the segments, for each combiner one after another.
+  /// @return bytes for each process
+  std::vector<std::size_t> read_addends(const std::vector<std::vector<const Segment*>>& of_combiner,
+                                        std::vector<std::vector<AddendHeader>>& headers) {
+    const int me = run_.comm.process();
+    std::size_t at_most = 0;
+    for (const std::vector<const Segment*>& segments : of_combiner) {
+      for (const Segment* segment : segments) {
+        for (const std::int32_t rank : slices_[segment->item].addends) {
+          if (run_.plan.process_of(rank) == me) at_most += addend_bytes(*segment);
+        }
+      }
+    }
+    std::byte* to = exchange_.outgoing(at_most);
+    std::vector<std::size_t> counts(of_combiner.size(), 0);
+    for (std::size_t i = 0; i < of_combiner.size(); ++i) {
+      for (const Segment* segment : of_combiner[i]) {
+        for (const std::int32_t rank : slices_[segment->item].addends) {
+          if (run_.plan.process_of(rank) != me) continue;
+          headers[i].push_back(read_addend(*segment, rank, to));
+          if (headers[i].back().none != 0) continue;
+          to += addend_bytes(*segment);
+          counts[i] += addend_bytes(*segment);
+        }
+      }
+    }
+    return counts;
+  }
+
+  AddendHeader read_addend(const Segment& segment, std::int32_t rank, std::byte* to) {
+    const std::size_t parameter = slices_[segment.item].parameter;
     const auto file = run_.dump.rank_file(rank);
     const StoredShard& shard = file->locate(parameter);
     AddendHeader header{shard.none ? 1u : 0u, factors_of_(parameter, rank)};
     if (shard.scale_inv) header.factors.scale_inv = *shard.scale_inv;
-    headers.push_back(header);
-    if (shard.none) return;
-    const std::size_t at = data.size();
-    data.resize(at + segment_bytes(segment));
-    file->read(shard, segment.first_element, segment.elements, data.data() + at);
+    if (shard.none) return header;
+    file->read(shard, segment.first_element, segment.elements, to);
+    const std::size_t bytes = segment.elements * size_of(dtype_of(segment));
+    std::memset(to + bytes, 0, addend_bytes(segment) - bytes);
+    return header;
   }
 
-  void combine_segment(const Segment& segment, const std::vector<AddendHeader>& addends,
-                       const std::vector<const std::byte*>& bytes, std::vector<CombinedChunk>& out) {
+  /// Combines and measures the segments; the device is waited for once, at the end.
+  std::vector<CombinedChunk> combine_all(const std::vector<const Segment*>& segments,
+                                         const std::vector<std::vector<Arrival>>& arrivals,
+                                         const std::vector<std::byte*>& part_of) {
+    std::size_t chunks = 0;
+    for (const Segment* segment : segments) chunks += segment->chunks;
+    const Buffer results =
+        run_.backend.allocate(chunks * sizeof(ChunkStatistics), run_.backend.describe().working_space);
+    std::vector<CombinedChunk> combined;
+    std::size_t measured = 0;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const Segment& segment = *segments[i];
+      const Buffer values = combine_segment(segment, arrivals[i], part_of);
+      const bool none = values.data() == nullptr;
+      if (!none) {
+        measure(segment, values,
+                results.bytes().subspan(measured * sizeof(ChunkStatistics), segment.chunks * sizeof(ChunkStatistics)));
+        measured += segment.chunks;
+      }
+      for (std::uint64_t c = 0; c < segment.chunks; ++c) {
+        combined.push_back({segment.item,
+                            segment.first_element + c * kChunkElements,
+                            static_cast<std::uint32_t>(chunk_elements(segment, c)),
+                            none ? 1u : 0u,
+                            {}});
+      }
+    }
+    std::vector<ChunkStatistics> statistics(measured);
+    const Bytes on_host = bytes_of(std::span(statistics));
+    if (measured > 0) run_.backend.move(results.bytes().subspan(0, on_host.size), on_host);
+    auto next = statistics.begin();
+    for (CombinedChunk& chunk : combined) {
+      if (chunk.none == 0) chunk.statistics = *next++;
+    }
+    return combined;
+  }
+
+  /// The segment's combined values in float64; empty where every addend is None.
+  Buffer combine_segment(const Segment& segment, const std::vector<Arrival>& addends,
+                         const std::vector<std::byte*>& part_of) {
     const PartialSlice& slice = slices_[segment.item];
     const ParameterEntry& entry = manifest_.parameters[slice.parameter];
     std::vector<ReductionStep> steps = reduction_steps(manifest_.meshes[*entry.mesh], entry.layout());
     if (steps.empty()) steps.push_back({PartialOperation::sum, 1});  // the parameter is Partial, its gradient is not
     check_addends(entry, slice, steps, addends);
-    const MemorySpace space = run_.backend.describe().working_space;
 
-    // Level 0: the addends in the backend's memory; then one float64 buffer per group of each step.
-    std::vector<Buffer> level;
-    std::vector<DType> dtypes;
+    // Level 0: the addends where they arrived; then one float64 buffer per group of each step.
+    std::vector<std::byte*> level;
     std::vector<ScaleFactors> factors;
-    for (std::size_t i = 0; i < addends.size(); ++i) {
-      level.emplace_back();
-      dtypes.push_back(entry.dtype);
-      factors.push_back(addends[i].factors);
-      if (bytes[i] == nullptr) continue;
-      level.back() = run_.backend.allocate(segment_bytes(segment), space);
-      run_.backend.move({const_cast<std::byte*>(bytes[i]), segment_bytes(segment), MemorySpace::host},
-                        level.back().bytes());
+    for (const Arrival& addend : addends) {
+      level.push_back(addend.header.none != 0 ? nullptr : part_of[addend.process] + addend.offset);
+      factors.push_back(addend.header.factors);
     }
+    std::vector<Buffer> owned;
+    DType dtype = entry.dtype;
     for (const ReductionStep& step : steps) {
       std::vector<Buffer> next;
       for (std::size_t group = 0; group < level.size() / step.fan_in; ++group) {
         next.push_back(reduce(segment, step, std::span(level).subspan(group * step.fan_in, step.fan_in),
-                              std::span(factors).subspan(group * step.fan_in, step.fan_in), dtypes.front()));
+                              std::span(factors).subspan(group * step.fan_in, step.fan_in), dtype));
       }
-      level = std::move(next);
-      dtypes.assign(level.size(), DType::float64);
+      owned = std::move(next);
+      level.clear();
+      for (const Buffer& buffer : owned) level.push_back(buffer.data());
       factors.assign(level.size(), ScaleFactors{});
+      dtype = DType::float64;
     }
-    measure(segment, level.front(), out);
+    return std::move(owned.front());
   }
 
-  Buffer reduce(const Segment& segment, const ReductionStep& step, std::span<const Buffer> addends,
+  Buffer reduce(const Segment& segment, const ReductionStep& step, std::span<std::byte* const> addends,
                 std::span<const ScaleFactors> factors, DType dtype) {
     std::vector<std::vector<Chunk>> chunks;
     std::vector<ChunkTable> tables;
     chunks.reserve(addends.size());
     for (std::size_t i = 0; i < addends.size(); ++i) {
-      if (addends[i].data() == nullptr) continue;
-      chunks.push_back(chunks_of(segment, addends[i].data(), dtype));
+      if (addends[i] == nullptr) continue;
+      chunks.push_back(chunks_of(segment, addends[i], dtype));
       tables.push_back({chunks.back(), factors.subspan(i, 1)});
     }
     if (tables.empty()) return {};
@@ -248,46 +325,23 @@ class PartialCombination {
     return combined;
   }
 
-  void measure(const Segment& segment, const Buffer& combined, std::vector<CombinedChunk>& out) {
-    std::vector<ChunkStatistics> statistics(segment.chunks);
-    const bool none = combined.data() == nullptr;
-    if (!none && normalizers_.empty()) {
-      measure_as(segment, combined.data(), DType::float64, {}, statistics);
-    } else if (!none) {
-      const std::size_t parameter = slices_[segment.item].parameter;
-      const DType dtype = manifest_.parameters[parameter].dtype;
-      ScaleFactors factors;
-      factors.normalizer = normalizers_[parameter];
-      factors.reference_in_float64 = manifest_.parameters[parameter].shape.empty();
-      const Buffer rounded = rounded_to(dtype, combined, segment.elements);
-      measure_as(segment, rounded.data(), dtype, factors, statistics);
+  /// @param out  one ChunkStatistics per chunk, in the working space
+  void measure(const Segment& segment, const Buffer& combined, Bytes out) {
+    const std::vector<Chunk> chunks = chunks_of(segment, combined.data(), DType::float64);
+    ScaleFactors factors;
+    if (normalizers_.empty()) {
+      run_.backend.statistics({chunks, {&factors, 1}}, request_, out);
+      return;
     }
-    for (std::uint64_t c = 0; c < segment.chunks; ++c) {
-      out.push_back({segment.item, segment.first_element + c * kChunkElements,
-                     static_cast<std::uint32_t>(chunk_elements(segment, c)), none ? 1u : 0u, statistics[c]});
-    }
-  }
-
-  void measure_as(const Segment& segment, std::byte* data, DType dtype, const ScaleFactors& factors,
-                  std::vector<ChunkStatistics>& statistics) {
-    const std::vector<Chunk> chunks = chunks_of(segment, data, dtype);
-    const std::size_t size = chunks.size() * sizeof(ChunkStatistics);
-    const Buffer results = run_.backend.allocate(size, run_.backend.describe().working_space);
-    run_.backend.statistics({chunks, {&factors, 1}}, request_, results.bytes().subspan(0, size));
-    run_.backend.move(results.bytes().subspan(0, size),
-                      {reinterpret_cast<std::byte*>(statistics.data()), size, MemorySpace::host});
-  }
-
-  /// Rounded on the host: full tensors of Partial parameters hardly ever occur, and no device function is worth it.
-  Buffer rounded_to(DType dtype, const Buffer& combined, std::uint64_t elements) {
-    std::vector<double> values(elements);
-    run_.backend.move(combined.bytes().subspan(0, elements * sizeof(double)),
-                      {reinterpret_cast<std::byte*>(values.data()), elements * sizeof(double), MemorySpace::host});
-    std::vector<std::byte> narrow(elements * size_of(dtype));
-    for (std::uint64_t i = 0; i < elements; ++i) store_through(dtype, values[i], narrow.data() + i * size_of(dtype));
-    Buffer rounded = run_.backend.allocate(narrow.size(), run_.backend.describe().working_space);
-    run_.backend.move({narrow.data(), narrow.size(), MemorySpace::host}, rounded.bytes().subspan(0, narrow.size()));
-    return rounded;
+    const std::size_t parameter = slices_[segment.item].parameter;
+    const DType dtype = dtype_of(segment);
+    const Buffer rounded =
+        run_.backend.allocate(segment.elements * size_of(dtype), run_.backend.describe().working_space);
+    const std::vector<Chunk> rounded_chunks = chunks_of(segment, rounded.data(), dtype);
+    run_.backend.accumulate(rounded_chunks, {chunks, {&factors, 1}}, AccumulateStep::assign);
+    factors.normalizer = normalizers_[parameter];
+    factors.reference_in_float64 = manifest_.parameters[parameter].shape.empty();
+    run_.backend.statistics({rounded_chunks, {&factors, 1}}, request_, out);
   }
 
   static std::vector<Chunk> chunks_of(const Segment& segment, std::byte* data, DType dtype) {
@@ -300,18 +354,18 @@ class PartialCombination {
   }
 
   void check_addends(const ParameterEntry& entry, const PartialSlice& slice, const std::vector<ReductionStep>& steps,
-                     const std::vector<AddendHeader>& addends) const {
+                     const std::vector<Arrival>& addends) const {
     for (const ReductionStep& step : steps) {
       const bool adds = step.operation == PartialOperation::sum || step.operation == PartialOperation::avg;
       for (std::size_t i = 0; i < addends.size(); ++i) {
-        if (!adds && addends[i].none != 0) {
+        if (!adds && addends[i].header.none != 0) {
           throw Error(ExitCode::bad_input,
                       {.where = fmt::format("parameter {} on rank {}", quoted(entry.name), slice.addends[i]),
                        .found = "the gradient is None",
                        .expected = fmt::format("an addend of Partial({})", name(step.operation)),
                        .advice = "a missing addend counts as 0 for sum and avg only"});
         }
-        if (step.operation == PartialOperation::product && changes_bits(addends[i].factors)) {
+        if (step.operation == PartialOperation::product && changes_bits(addends[i].header.factors)) {
           throw Error(ExitCode::bad_input,
                       {.where = fmt::format("parameter {}", quoted(entry.name)),
                        .found = "Partial(product) that is to be scaled or clipped",
@@ -328,6 +382,7 @@ class PartialCombination {
   const FactorsOf& factors_of_;
   StatisticsRequest request_;
   std::span<const double> normalizers_;
+  AddendExchange exchange_;
   std::vector<PartialSlice> slices_;
 };
 

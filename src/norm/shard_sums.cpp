@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "gradclip/base/dispatch.hpp"
+#include "gradclip/training/offload.hpp"
 
 namespace gradclip {
 namespace {
@@ -24,15 +25,15 @@ std::size_t parameters_per_exchange(const Run& run) {
   return std::max<std::size_t>(1, kResultsPerExchange / ranks);
 }
 
-/// Measures the shards of the parameters that this process's recorded ranks hold; rank-major.
-std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, const FactorsOf& factors_of,
-                                        const StatisticsRequest& request, const std::vector<char>& fingerprinted) {
+/// Measures one model part's shards of the parameters, or all, that this process's recorded ranks hold.
+void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_t> model_part,
+                  const FactorsOf& factors_of, const StatisticsRequest& request, const std::vector<char>& fingerprinted,
+                  std::vector<ShardResult>& results) {
   const Manifest& manifest = run.dump.manifest();
-  std::vector<ShardResult> results;
   const std::int32_t last = run.plan.end(run.comm.process());
   const auto batch = static_cast<std::int32_t>(std::min<std::size_t>(kRanksPerBatch, run.dump.capacity()));
   for (std::int32_t rank = run.plan.begin(run.comm.process()); rank < last; rank += batch) {
-    TaskList list = list_tasks(run.dump, parameters, rank, std::min(last, rank + batch), factors_of);
+    TaskList list = list_tasks(run.dump, parameters, rank, std::min(last, rank + batch), factors_of, model_part);
     const std::size_t base = results.size();
     for (ShardTask& task : list.tasks) {
       task.fingerprint = !fingerprinted.empty() && fingerprinted[task.parameter] != 0;
@@ -58,6 +59,20 @@ std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, con
       results.push_back({static_cast<std::uint32_t>(none.parameter), none.rank, 0, 1, {}});
     }
   }
+}
+
+/// Measures the shards of the parameters that this process's recorded ranks hold; rank-major, in manifest order.
+std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, const FactorsOf& factors_of,
+                                        const StatisticsRequest& request, const std::vector<char>& fingerprinted) {
+  std::vector<ShardResult> results;
+  for (const std::optional<std::int64_t> part : parts_in_turn(run.stream, run.dump.manifest(), parameters)) {
+    const ScopedModuleOffloading on_device(run.stream.storage().part(part.value_or(0)), run.backend, part.has_value());
+    measure_part(run, parameters, part, factors_of, request, fingerprinted, results);
+  }
+  // Sums are formed in this order, whatever the order of the parts.
+  std::sort(results.begin(), results.end(), [](const ShardResult& a, const ShardResult& b) {
+    return std::pair(a.rank, a.parameter) < std::pair(b.rank, b.parameter);
+  });
   return results;
 }
 

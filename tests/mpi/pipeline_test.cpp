@@ -1,13 +1,16 @@
-// The whole pipeline over real processes: the same bits as one process, and one failure ends all with one code.
+// The whole pipeline over real processes: the same bits as one process on the CPU, and one failure ends all with one
+// code. Built for each device (CMakeLists.txt).
 
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 #include <fstream>
+#include <set>
 
 #include "dump_builder.hpp"
 #include "gradclip/clip/clip.hpp"
+#include "gradclip/comm/nccl_communicator.hpp"
 #include "mpi_environment.hpp"
 
 namespace gradclip {
@@ -78,15 +81,36 @@ void build(const std::filesystem::path& path) {
   dump.write();
 }
 
-ClipResult clip(Communicator& comm, const std::filesystem::path& dump, const std::filesystem::path& out,
-                Numerics numerics) {
+/// What the processes work with together.
+class Together {
+ public:
+  Together()
+      : backend_(make_backend(DeviceChoice::GRADCLIP_TEST_DEVICE, static_cast<std::size_t>(world().process())).backend),
+        nccl_(try_nccl_communicator(world(), backend_->describe().identity)) {}
+
+  [[nodiscard]] Backend& backend() { return *backend_; }
+  [[nodiscard]] Communicator& comm() { return nccl_.communicator ? *nccl_.communicator : world(); }
+  /// Whether there are several processes, each with a device of its own. Collective.
+  [[nodiscard]] bool expects_nccl() {
+    const BackendDescription description = backend_->describe();
+    const std::vector<std::size_t> all = gather_value(world(), std::hash<std::string>{}(description.identity));
+    const std::set<std::size_t> distinct(all.begin(), all.end());
+    return all.size() > 1 && description.working_space == MemorySpace::device && distinct.size() == all.size();
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  ChosenCommunicator nccl_;
+};
+
+ClipResult clip(Communicator& comm, Backend& backend, const std::filesystem::path& dump,
+                const std::filesystem::path& out, Numerics numerics) {
   DumpReader reader(dump);
-  const auto backend = make_backend(DeviceChoice::cpu).backend;
   StreamOptions options;
   options.threads = 2;
   options.block_bytes = 4096;
-  ShardStream stream(*backend, options);
-  Run run{reader, *backend, comm, plan_work(reader.manifest(), comm.size()), stream};
+  ShardStream stream(backend, options);
+  Run run{reader, backend, comm, plan_work(reader.manifest(), comm.size()), stream};
   DumpWriter writer(reader, out, false);
   ClipOptions clip;
   clip.numerics = numerics;
@@ -128,18 +152,22 @@ TEST(Pipeline, SameBitsAsOneProcess) {
   const SharedDirectory directory;
   if (world().process() == 0) build(directory / "dump");
   world().barrier();
+  Together together;
+  EXPECT_EQ(together.comm().describe().device_memory, together.expects_nccl());
+  const auto cpu = make_backend(DeviceChoice::cpu).backend;
   for (const Numerics numerics : {Numerics::exact, Numerics::automodel, Numerics::automodel_cpu}) {
-    const std::string together = "together_" + std::string(name(numerics));
+    const std::string parallel_out = "together_" + std::string(name(numerics));
     const std::string alone = "alone_" + std::string(name(numerics)) + "_" + std::to_string(world().process());
-    const ClipResult parallel = clip(world(), directory / "dump", directory / together, numerics);
+    const ClipResult parallel =
+        clip(together.comm(), together.backend(), directory / "dump", directory / parallel_out, numerics);
     const auto single = make_single_process_communicator();
-    const ClipResult serial = clip(*single, directory / "dump", directory / alone, numerics);
+    const ClipResult serial = clip(*single, *cpu, directory / "dump", directory / alone, numerics);
     expect_same(parallel, serial);
     EXPECT_TRUE(std::isfinite(parallel.total));
     // Rank-local experts: not every rank saw the same total.
     EXPECT_GT(parallel.norm->reference.totals.size(), 1u);
     for (const auto& entry : std::filesystem::directory_iterator(directory / alone)) {
-      EXPECT_EQ(content(entry.path()), content(directory / together / entry.path().filename().string()))
+      EXPECT_EQ(content(entry.path()), content(directory / parallel_out / entry.path().filename().string()))
           << entry.path().filename();
     }
   }
@@ -153,12 +181,14 @@ TEST(Pipeline, OneProcessErrorEndsAll) {
     std::filesystem::resize_file(directory / "dump" / "rank_00006.h5", 1000);
   }
   world().barrier();
+  Together together;
   ExitCode code = ExitCode::done;
   bool speaks = false;
   try {
-    static_cast<void>(clip(world(), directory / "dump", directory / "out", Numerics::exact));
+    static_cast<void>(
+        clip(together.comm(), together.backend(), directory / "dump", directory / "out", Numerics::exact));
   } catch (const Error& error) {
-    const Agreement agreement = world().abort(error.code(), error.what());
+    const Agreement agreement = together.comm().abort(error.code(), error.what());
     code = agreement.code;
     speaks = agreement.speaks;
   } catch (const PeerFailed& failed) {
