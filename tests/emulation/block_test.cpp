@@ -21,9 +21,9 @@ unsigned bits(float value) {
 
 TEST(Warp, ExchangesByWidthAndReduces) {
   for (const unsigned threads : {32u, 256u, 1024u}) {
-    auto* const device = device_array<unsigned>(threads * kWarpResults);
+    auto* const device = device_array<unsigned>(std::size_t{threads} * kWarpResults);
     expect_success(launch_warp_operations(device, threads, nullptr));
-    const std::vector<unsigned> results = read_back(device, threads * kWarpResults);
+    const std::vector<unsigned> results = read_back(device, std::size_t{threads} * kWarpResults);
     for (unsigned i = 0; i < threads; ++i) {
       const unsigned lane = i % 32;
       const unsigned* const mine = results.data() + std::size_t{i} * kWarpResults;
@@ -49,11 +49,11 @@ TEST(Warp, ExchangesByWidthAndReduces) {
 }
 
 TEST(Block, MeetsAtBarriers) {
-  constexpr unsigned blocks = 17;
-  auto* const device = device_array<unsigned>(blocks);
+  constexpr unsigned kBlocks = 17;
+  auto* const device = device_array<unsigned>(kBlocks);
   for (const unsigned threads : {32u, 256u, 1024u}) {
-    expect_success(launch_block_sum(device, blocks, threads, nullptr));
-    for (const unsigned sum : read_back(device, blocks)) EXPECT_EQ(sum, threads * (threads - 1) / 2);
+    expect_success(launch_block_sum(device, kBlocks, threads, nullptr));
+    for (const unsigned sum : read_back(device, kBlocks)) EXPECT_EQ(sum, threads * (threads - 1) / 2);
   }
   expect_success(cudaFree(device));
 }
@@ -71,9 +71,9 @@ class DefectDeathTest : public testing::Test {
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 
   static void run(Defect defect) {
-    constexpr unsigned count = 64;
-    auto* const device = device_array<unsigned>(count);
-    expect_success(launch_defect(defect, device, count, nullptr));
+    constexpr unsigned kCount = 64;
+    auto* const device = device_array<unsigned>(kCount);
+    expect_success(launch_defect(defect, device, kCount, nullptr));
     expect_success(cudaDeviceSynchronize());
     expect_success(cudaFree(device));
   }
@@ -135,11 +135,11 @@ TEST_F(DefectDeathTest, AccessFarBehindAnAllocation) {
 /// Who came when, in the order that is asked for.
 std::vector<unsigned> arrivals(const char* order) {
   setenv("GRADCLIP_EMULATION_ORDER", order, 1);
-  constexpr unsigned threads = 64;
-  auto* const device = device_array<unsigned>(threads + 1);
+  constexpr unsigned kThreads = 64;
+  auto* const device = device_array<unsigned>(kThreads + 1);
   expect_success(cudaMemsetAsync(device, 0, sizeof(unsigned), nullptr));
-  expect_success(launch_arrivals(device, device + 1, threads, nullptr));
-  std::vector<unsigned> seen = read_back(device + 1, threads);
+  expect_success(launch_arrivals(device, device + 1, kThreads, nullptr));
+  std::vector<unsigned> seen = read_back(device + 1, kThreads);
   expect_success(cudaFree(device));
   return seen;
 }

@@ -93,7 +93,7 @@ TEST_F(MemoryDeathTest, OtherFaultsEndAsEver) {
       {
         static_cast<void>(device_array<int>(kCount));
         volatile std::uintptr_t nowhere = 64;
-        *reinterpret_cast<volatile int*>(nowhere) = 1;
+        *reinterpret_cast<volatile int*>(nowhere) = 1;  // NOLINT(performance-no-int-to-ptr)
       },
       "");
 }
@@ -101,8 +101,8 @@ TEST_F(MemoryDeathTest, OtherFaultsEndAsEver) {
 // AddressSanitizer reports it; elsewhere the kernel meets NaN.
 TEST_F(MemoryDeathTest, AKernelAfterAFreeInAnotherStream) {
   const auto use_freed_memory = [] {
-    const cudaStream_t one = new_stream();
-    const cudaStream_t other = new_stream();
+    cudaStream_t one = new_stream();
+    cudaStream_t other = new_stream();
     void* device = nullptr;
     expect_success(cudaMallocAsync(&device, 64 * sizeof(float), one));
     expect_success(cudaMemsetAsync(device, 0, 64 * sizeof(float), one));
@@ -123,8 +123,8 @@ TEST_F(MemoryDeathTest, AKernelAfterAFreeInAnotherStream) {
 TEST_F(MemoryDeathTest, ACopyAfterAFreeInAnotherStream) {
   EXPECT_DEATH(
       {
-        const cudaStream_t one = new_stream();
-        const cudaStream_t other = new_stream();
+        cudaStream_t one = new_stream();
+        cudaStream_t other = new_stream();
         void* device = nullptr;
         expect_success(cudaMallocAsync(&device, kCount, one));
         auto* const pinned = pinned_array<char>(kCount);
@@ -143,11 +143,11 @@ std::uint64_t attribute(cudaMemPool_t pool, cudaMemPoolAttr name) {
 }
 
 TEST(Pool, KeepsMemoryUpToItsThreshold) {
-  constexpr std::uint64_t size = 1 << 20;
-  const cudaStream_t stream = new_stream();
+  constexpr std::uint64_t kSize = 1 << 20;
+  cudaStream_t stream = new_stream();
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;
-  properties.location = {cudaMemLocationTypeDevice, {0}};
+  properties.location.type = cudaMemLocationTypeDevice;
   cudaMemPool_t pool = nullptr;
   expect_success(cudaMemPoolCreate(&pool, &properties));
   std::uint64_t threshold = ~std::uint64_t{0};
@@ -156,24 +156,24 @@ TEST(Pool, KeepsMemoryUpToItsThreshold) {
   expect_success(cudaMemGetInfo(&before, &total));
 
   void* memory[3] = {};
-  for (void*& pointer : memory) expect_success(cudaMallocFromPoolAsync(&pointer, size, pool, stream));
-  EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemCurrent), 3 * size);
+  for (void*& pointer : memory) expect_success(cudaMallocFromPoolAsync(&pointer, kSize, pool, stream));
+  EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemCurrent), 3 * kSize);
   for (void* pointer : memory) expect_success(cudaFreeAsync(pointer, stream));
-  EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemCurrent), 3 * size) << "the frees have not run";
+  EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemCurrent), 3 * kSize) << "the frees have not run";
   EXPECT_EQ(cudaFreeAsync(memory[0], stream), cudaErrorInvalidValue) << "freed twice";
   expect_success(cudaStreamSynchronize(stream));
   EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemCurrent), 0u);
-  EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemHigh), 3 * size);
-  EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemCurrent), 3 * size);
-  expect_success(cudaMemPoolTrimTo(pool, size));
-  EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemCurrent), size);
+  EXPECT_EQ(attribute(pool, cudaMemPoolAttrUsedMemHigh), 3 * kSize);
+  EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemCurrent), 3 * kSize);
+  expect_success(cudaMemPoolTrimTo(pool, kSize));
+  EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemCurrent), kSize);
   expect_success(cudaMemGetInfo(&now, &total));
-  EXPECT_EQ(before - now, size);
+  EXPECT_EQ(before - now, kSize);
   threshold = 0;
   expect_success(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold));
   expect_success(cudaStreamSynchronize(stream));
   EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemCurrent), 0u);
-  EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemHigh), 3 * size);
+  EXPECT_EQ(attribute(pool, cudaMemPoolAttrReservedMemHigh), 3 * kSize);
   expect_success(cudaMemPoolDestroy(pool));
   expect_success(cudaStreamDestroy(stream));
 }

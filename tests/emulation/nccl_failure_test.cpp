@@ -14,15 +14,15 @@ namespace emulation::test {
 namespace {
 
 // Before the first call reads them. The second group hangs.
-const bool environment = setenv("GRADCLIP_EMULATION_DEVICES", "3", 1) == 0 &&
-                         setenv("GRADCLIP_EMULATION_FAIL", "ncclHang:2,ncclAsync:3,ncclSend:4", 1) == 0;
+const bool kEnvironment = setenv("GRADCLIP_EMULATION_DEVICES", "3", 1) == 0 &&
+                          setenv("GRADCLIP_EMULATION_FAIL", "ncclHang:2,ncclAsync:3,ncclSend:4", 1) == 0;
 
 TEST(NcclFailures, HangUntilAborted) {
-  ASSERT_TRUE(environment);
+  ASSERT_TRUE(kEnvironment);
   const int rank = gradclip::test::world().process();
   const int size = gradclip::test::world().size();
   expect_success(cudaSetDevice(rank));
-  const cudaStream_t stream = new_stream();
+  cudaStream_t stream = new_stream();
   auto* const value = device_array<int>(2);
   const auto exchange = [&](ncclComm_t comm) {
     EXPECT_EQ(ncclGroupStart(), ncclSuccess);

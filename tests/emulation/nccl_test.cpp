@@ -14,12 +14,12 @@ namespace emulation::test {
 namespace {
 
 // Before the first call reads it.
-const bool three_devices = setenv("GRADCLIP_EMULATION_DEVICES", "3", 1) == 0;
+const bool kThreeDevices = setenv("GRADCLIP_EMULATION_DEVICES", "3", 1) == 0;
 
 class Nccl : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(three_devices);
+    ASSERT_TRUE(kThreeDevices);
     expect_success(cudaSetDevice(rank_));
     stream_ = new_stream();
     comm_ = connected();

@@ -75,7 +75,7 @@ TEST(SettingsDeathTest, SeveralDevices) {
     EXPECT_EQ(properties[1].totalGlobalMem, 100'000u);
     EXPECT_NE(std::memcmp(&properties[0].uuid, &properties[1].uuid, sizeof properties[0].uuid), 0);
     EXPECT_STRNE(bus[0], bus[1]);
-    const cudaStream_t stream = new_stream();
+    cudaStream_t stream = new_stream();
     expect_success(cudaSetDevice(0));
     EXPECT_EQ(launch_count(nullptr, 1, 1, stream), cudaErrorInvalidResourceHandle) << "a stream of device 1";
   });
@@ -119,7 +119,7 @@ TEST(SettingsDeathTest, LaunchesAndCopiesFail) {
   in_own_process([&] {
     setenv("GRADCLIP_EMULATION_FAIL", "launch:1,copy:2,cudaStreamSynchronize:3", 1);
     auto* const device = device_array<unsigned long long>(1);
-    const cudaStream_t stream = new_stream();
+    cudaStream_t stream = new_stream();
     EXPECT_EQ(launch_count(device, 1, 32, stream), cudaErrorLaunchOutOfResources);
     expect_success(launch_count(device, 1, 32, stream));
     expect_success(cudaStreamSynchronize(stream));

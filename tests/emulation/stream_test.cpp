@@ -24,7 +24,7 @@ class Streams : public testing::Test {
   void TearDown() override {
     expect_success(cudaFreeHost(host_));
     expect_success(cudaFree(device_));
-    for (const cudaStream_t stream : {one_, other_}) expect_success(cudaStreamDestroy(stream));
+    for (cudaStream_t stream : {one_, other_}) expect_success(cudaStreamDestroy(stream));
   }
 
   void to_device(cudaStream_t stream) {
@@ -127,12 +127,12 @@ TEST_F(Streams, TimesPassBetweenEvents) {
   expect_success(cudaEventSynchronize(end));
   expect_success(cudaEventElapsedTime(&milliseconds, start, end));
   EXPECT_GE(milliseconds, 0.0f);
-  for (const cudaEvent_t event : {start, end}) expect_success(cudaEventDestroy(event));
+  for (cudaEvent_t event : {start, end}) expect_success(cudaEventDestroy(event));
   static_cast<void>(cudaGetLastError());
 }
 
 TEST_F(Streams, WorkOfADestroyedStreamIsDone) {
-  const cudaStream_t brief = new_stream();
+  cudaStream_t brief = new_stream();
   to_device(brief);
   expect_success(cudaStreamDestroy(brief));
   EXPECT_EQ(cudaStreamSynchronize(brief), cudaErrorInvalidResourceHandle);
@@ -167,7 +167,7 @@ TEST(StreamDeathTest, EagerOnesRunAtOnce) {
     auto* const device = device_array<float>(kCount);
     auto* const host = pinned_array<float>(kCount);
     host[7] = 1.0f;
-    const cudaStream_t stream = new_stream();
+    cudaStream_t stream = new_stream();
     expect_success(cudaMemcpyAsync(device, host, kCount * sizeof(float), cudaMemcpyHostToDevice, stream));
     expect_success(launch_multiply_add(device, kCount, 1.0f, 1.0f, stream));
     expect_success(cudaMemcpyAsync(host, device, kCount * sizeof(float), cudaMemcpyDeviceToHost, stream));
