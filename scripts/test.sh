@@ -1,22 +1,29 @@
 #!/usr/bin/env bash
 # Sets up, builds and runs all tests. Options:
-#   --preset NAME   another preset than release (dev, asan-ubsan)
+#   --preset NAME   another preset than release (dev, asan-ubsan, emulation-tsan)
+#   --cuda          with the CUDA backend, whatever it takes; else it is built where a toolkit is found
+#   --target NAME   builds that alone
 #   --long          the longer sweeps too
 # Everything else goes to ctest: scripts/test.sh -R replicas
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 preset=release
+setup=(--python)
+configure=(-DGRADCLIP_BUILD_TESTS=ON)  # demo.sh leaves them out
+build=()
 rest=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --preset) preset=$2; shift 2 ;;
+    --cuda) setup+=(--cuda); configure+=(-DGRADCLIP_CUDA=ON); shift ;;
+    --target) build+=(--target "$2"); shift 2 ;;
     --long) export GRADCLIP_LONG=1; shift ;;
     *) rest+=("$1"); shift ;;
   esac
 done
 
-scripts/setup.sh --python
-cmake --preset "$preset" -DGRADCLIP_BUILD_TESTS=ON >/dev/null  # demo.sh leaves them out
-cmake --build --preset "$preset" -j "$(nproc)"
+scripts/setup.sh "${setup[@]}"
+cmake --preset "$preset" "${configure[@]}" >/dev/null
+cmake --build --preset "$preset" -j "$(nproc)" "${build[@]}"
 ctest --preset "$preset" -j "$(nproc)" "${rest[@]}"

@@ -1,8 +1,10 @@
-// gradclip-bench: how near the CPU backend comes to what memory allows.
+// gradclip-bench: how near the backends come to what memory allows.
 //
-// Every benchmark works once through the same array, in chunks, on 1 and 2 threads: a plain sum of its bytes, the
-// statistics pass for each type (p = 2, without and with a divisor), a plain copy, scaling in place. Rounds are
-// interleaved, because a shared machine's speed changes by the minute; the table at the end compares medians.
+// Every benchmark works through the same array, in chunks, on the CPU on 1 and 2 threads: a plain sum of its bytes, the
+// statistics pass for each type (p = 2, without and with a divisor), a plain copy, scaling in place. Where there is a
+// CUDA device, the same there, against a copy within its memory, and transfers (--benchmark_filter=device for those
+// alone). Rounds are interleaved, because a shared machine's speed changes by the minute; the table at the end compares
+// medians.
 //
 // The array's size in MiB is --array_mib=N (1024 without it); the rest are Google Benchmark's options.
 
@@ -14,21 +16,25 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "benchmarks.hpp"
+#include "device.hpp"
 #include "gradclip/backend/backend.hpp"
+#include "gradclip/backend/cuda/cuda_backend.hpp"
 #include "gradclip/backend/reduction.hpp"
 #include "gradclip/base/error.hpp"
 
 namespace {
 
 using namespace gradclip;
+using namespace gradclip::bench;
 
 constexpr std::string_view kSizeOption = "--array_mib=";
-constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64, DType::float8_e4m3fn};
 constexpr int kThreadCounts[] = {1, 2};
 
 /// What all benchmarks share. Every 16-bit word of the array is a finite, normal number of either sign in each 16-bit
@@ -55,19 +61,8 @@ struct Arrays {
 };
 
 /// A thread's part of the array as chunks of one type.
-std::vector<Chunk> chunks_of(const Arrays& arrays, DType dtype, int thread, int threads) {
-  const std::size_t elements = arrays.array.size() / size_of(dtype);
-  const std::size_t chunks = elements / kChunkElements;
-  std::vector<Chunk> part;
-  for (std::size_t i = chunks * static_cast<std::size_t>(thread) / static_cast<std::size_t>(threads);
-       i < chunks * static_cast<std::size_t>(thread + 1) / static_cast<std::size_t>(threads); ++i) {
-    part.push_back({arrays.array.data() + i * kChunkElements * size_of(dtype), kChunkElements, dtype, 0});
-  }
-  return part;
-}
-
-std::size_t bytes_of(const std::vector<Chunk>& chunks) {
-  return chunks.empty() ? 0 : chunks.size() * kChunkElements * size_of(chunks[0].dtype);
+std::vector<Chunk> chunks_of(const Arrays& arrays, DType dtype, const benchmark::State& state) {
+  return bench::chunks_of(arrays.array.bytes(), dtype, state.thread_index(), state.threads());
 }
 
 #if defined(__has_attribute) && __has_attribute(target_clones)
@@ -84,7 +79,7 @@ sum_of_words(const std::uint64_t* words, std::size_t count) {
 }
 
 void read_sum(benchmark::State& state, const Arrays& arrays) {
-  const std::vector<Chunk> chunks = chunks_of(arrays, DType::float64, state.thread_index(), state.threads());
+  const std::vector<Chunk> chunks = chunks_of(arrays, DType::float64, state);
   for (auto _ : state) {
     benchmark::DoNotOptimize(sum_of_words(static_cast<const std::uint64_t*>(static_cast<void*>(chunks[0].data)),
                                           bytes_of(chunks) / sizeof(std::uint64_t)));
@@ -93,7 +88,7 @@ void read_sum(benchmark::State& state, const Arrays& arrays) {
 }
 
 void copy(benchmark::State& state, Arrays& arrays) {
-  const std::vector<Chunk> chunks = chunks_of(arrays, DType::float64, state.thread_index(), state.threads());
+  const std::vector<Chunk> chunks = chunks_of(arrays, DType::float64, state);
   const std::size_t offset = static_cast<std::size_t>(chunks[0].data - arrays.array.data());
   for (auto _ : state) {
     std::memcpy(arrays.copy.data() + offset, chunks[0].data, bytes_of(chunks));
@@ -103,7 +98,7 @@ void copy(benchmark::State& state, Arrays& arrays) {
 }
 
 void statistics(benchmark::State& state, const Arrays& arrays, DType dtype, const ScaleFactors& factors) {
-  const std::vector<Chunk> chunks = chunks_of(arrays, dtype, state.thread_index(), state.threads());
+  const std::vector<Chunk> chunks = chunks_of(arrays, dtype, state);
   std::vector<ChunkStatistics> results(chunks.size());
   const Bytes out{static_cast<std::byte*>(static_cast<void*>(results.data())), results.size() * sizeof results[0],
                   MemorySpace::host};
@@ -112,9 +107,16 @@ void statistics(benchmark::State& state, const Arrays& arrays, DType dtype, cons
 }
 
 void scale(benchmark::State& state, const Arrays& arrays, DType dtype, const ScaleFactors& factors) {
-  const std::vector<Chunk> chunks = chunks_of(arrays, dtype, state.thread_index(), state.threads());
+  const std::vector<Chunk> chunks = chunks_of(arrays, dtype, state);
   for (auto _ : state) arrays.backend->scale({chunks, {&factors, 1}});
   state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations()) * static_cast<std::int64_t>(bytes_of(chunks)));
+}
+
+/// The plain pass that a benchmark is compared with; none for transfers.
+std::string_view peer_of(std::string_view name) {
+  if (name.ends_with(" pinned")) return {};
+  if (name.starts_with(kDevice)) return kDeviceCopy;
+  return name.starts_with("scale") || name == "copy" ? "copy" : "read_sum";
 }
 
 /// Prints what Google Benchmark prints, and at the end each median against the plain pass on as many threads.
@@ -131,25 +133,30 @@ class RatioReporter : public benchmark::ConsoleReporter {
   }
 
   void Finalize() override {
-    fmt::print("\n{:<32}", "GB/s (speed over read_sum's or copy's)");
+    fmt::print("\n{:<42}", "GB/s (speed over read_sum's or copy's)");
     for (const int threads : kThreadCounts)
       fmt::print("{:>18}", fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"));
     fmt::print("\n");
     for (const auto& [name, by_threads] : speeds_) {
-      fmt::print("{:<38}", name);
+      fmt::print("{:<42}", name);
       for (const auto& [threads, speeds] : by_threads) {
-        const double plain = median_of(name.starts_with("scale") ? "copy" : "read_sum", threads);
+        const double plain = median_of(std::string(peer_of(name)), threads);
         const double speed = median_of(name, threads);
-        fmt::print("{:>18}", fmt::format("{:.1f} ({:.2f})", speed * 1e-9, speed / plain));
+        fmt::print("{:>18}", plain > 0.0 ? fmt::format("{:.1f} ({:.2f})", speed * 1e-9, speed / plain)
+                                         : fmt::format("{:.1f}       ", speed * 1e-9));
       }
       fmt::print("\n");
     }
   }
 
  private:
-  double median_of(const std::string& name, int threads) {
-    std::vector<double>& speeds = speeds_[name][threads];
-    if (speeds.empty()) return 0.0;
+  /// 0 if it was not run.
+  double median_of(const std::string& name, int threads) const {
+    const auto by_threads = speeds_.find(name);
+    if (by_threads == speeds_.end()) return 0.0;
+    const auto found = by_threads->second.find(threads);
+    if (found == by_threads->second.end()) return 0.0;
+    std::vector<double> speeds = found->second;
     std::sort(speeds.begin(), speeds.end());
     return speeds[speeds.size() / 2];
   }
@@ -158,13 +165,7 @@ class RatioReporter : public benchmark::ConsoleReporter {
 };
 
 void register_all(Arrays& arrays) {
-  static ScaleFactors divide;
-  divide.steps[0] = ScaleStep::divide;
-  divide.numbers[0] = 3.0;
-  static ScaleFactors clip;
-  clip.clip = ClipStep::in_gradient_precision;
-  clip.coefficient = -1.0;  // the next round finds numbers of the same size
-  static const ScaleFactors none;
+  static const ScaleFactors none, divide = dividing_factors(), clip = clipping_factors();
   const auto add = [](const std::string& title, auto function) {
     for (const int threads : kThreadCounts) {
       benchmark::RegisterBenchmark(title.c_str(), function)->Threads(threads)->UseRealTime()->Iterations(1);
@@ -208,6 +209,14 @@ int run(int argc, char** argv) {
   Arrays arrays(mebibytes << 20);
   fmt::print("{}, arrays of {} MiB\n", arrays.backend->describe().detail, mebibytes);
   register_all(arrays);
+  std::unique_ptr<DeviceArrays> device;
+  if (ChosenBackend chosen = try_cuda_backend(0); chosen.backend != nullptr) {
+    fmt::print("{}\n", chosen.backend->describe().detail);
+    device = std::make_unique<DeviceArrays>(std::move(chosen), arrays.array.bytes());
+    register_device_benchmarks(*device);
+  } else {
+    fmt::print("no device benchmarks: {}\n", chosen.reason);
+  }
   RatioReporter reporter;
   benchmark::RunSpecifiedBenchmarks(&reporter);
   return 0;

@@ -5,6 +5,7 @@
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/dump_writer.hpp"
 #include "gradclip/report/report.hpp"
+#include "gradclip/verify/checksums.hpp"
 
 namespace gradclip {
 
@@ -14,7 +15,8 @@ ExitCode run_clip(Session& session, const CommandLine& line) {
   DumpWriter writer(dump, line.output, line.overwrite);
   session.check_report_path(line.dump, line.output);
 
-  Run run = session.run_over(dump, line.clip.total_norm ? 1 : 2);
+  Run run = session.run_over(dump, line.clip.total_norm ? 1 : measuring_passes(line) + 1);
+  if (line.verify) require_recorded_files(run, session.threads());
   const ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, &writer);
 
   ReportRun facts = session.facts(line.common.numerics);
@@ -26,6 +28,10 @@ ExitCode run_clip(Session& session, const CommandLine& line) {
         write_summary);
   }
   return outcome(result, dump.manifest(), line);
+}
+
+int measuring_passes(const CommandLine& line) noexcept {
+  return line.clip.numerics == Numerics::automodel || line.clip.numerics == Numerics::automodel_cpu ? 2 : 1;
 }
 
 ExitCode outcome(const ClipResult& result, const Manifest& manifest, const CommandLine& line) {

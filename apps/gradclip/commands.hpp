@@ -9,8 +9,14 @@ namespace gradclip {
 
 [[nodiscard]] ExitCode run_clip(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_norms(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_verify(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_inspect(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_diff(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_doctor(Session& session, const CommandLine& line);
+
+/// How often the gradients are read to be measured: a framework's own arithmetic divides by the largest magnitude
+/// first.
+[[nodiscard]] int measuring_passes(const CommandLine& line) noexcept;
 
 /// How `clip` and `norms` end: findings under --strict, else done. Errors: Error(nonfinite) naming the first offending
 /// parameter, if --nonfinite error refused the total.

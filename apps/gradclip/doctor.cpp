@@ -46,10 +46,19 @@ FactSection memory(const Session& session) {
 
 FactSection devices(Session& session) {
   const BackendDescription description = session.backend().backend->describe();
-  return {"device",
-          {{"chosen", description.device}, {"detail", description.detail}, {"why", session.backend().reason}}};
+  FactSection section{
+      "device", {{"chosen", description.device}, {"detail", description.detail}, {"why", session.backend().reason}}};
+  if (description.working_space == MemorySpace::device) {
+    const auto bytes = [](std::uint64_t count) { return human_bytes(static_cast<double>(count)); };
+    section.facts.emplace_back("memory",
+                               fmt::format("{} free, budget {} a process by default", bytes(description.device_memory),
+                                           bytes(session.device_memory_budget())));
+    section.facts.emplace_back("identity", description.identity);
+  }
+  return section;
 }
 
+/// After backend().
 FactSection communicator(Session& session) {
   const CommunicatorDescription description = session.comm().describe();
   return {
@@ -57,6 +66,7 @@ FactSection communicator(Session& session) {
       {{"chosen", description.name},
        {"detail", description.detail},
        {"why", session.launch_reason()},
+       {"nccl", fmt::format("{}: {}", nccl_library_version(), session.nccl_reason())},
        {"processes", fmt::format("{}, {} on this host", session.comm().size(), description.processes_on_this_host)}}};
 }
 
@@ -64,6 +74,7 @@ FactSection communicator(Session& session) {
 
 ExitCode run_doctor(Session& session, const CommandLine&) {
   session.check_report_path({}, {});
+  static_cast<void>(session.backend());  // the communicator depends on it
   session.publish(
       FactSheet{"doctor", {versions(), processor(session), memory(session), devices(session), communicator(session)}});
   return ExitCode::done;

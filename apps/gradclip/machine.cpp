@@ -134,10 +134,14 @@ std::string processor_features() {
   return text.empty() ? "unknown" : text;
 }
 
-std::uint64_t host_of_process() {
+std::string host_name() {
   std::array<char, 256> name{};
   static_cast<void>(gethostname(name.data(), name.size() - 1));
-  return mix(mix(0xCBF29CE484222325u, name.data()), first_line("/proc/sys/kernel/random/boot_id"));
+  return name.data();
+}
+
+std::uint64_t host_of_process() {
+  return mix(mix(0xCBF29CE484222325u, host_name()), first_line("/proc/sys/kernel/random/boot_id"));
 }
 
 std::uint64_t place_of_process() {

@@ -45,6 +45,8 @@ struct Launch {
 [[nodiscard]] std::string processor_model();
 [[nodiscard]] std::string processor_features();
 
+[[nodiscard]] std::string host_name();
+
 /// A number that is equal for two processes on the same host with the same affinity, and else almost surely differs.
 [[nodiscard]] std::uint64_t place_of_process();
 /// The same for the host alone.

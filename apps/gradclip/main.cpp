@@ -15,6 +15,10 @@ gradclip::ExitCode run(gradclip::Session& session, const gradclip::CommandLine& 
       return run_norms(session, line);
     case gradclip::Command::inspect:
       return run_inspect(session, line);
+    case gradclip::Command::verify:
+      return run_verify(session, line);
+    case gradclip::Command::diff:
+      return run_diff(session, line);
     case gradclip::Command::doctor:
       return run_doctor(session, line);
   }

@@ -44,7 +44,7 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kAll = 15;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kAll = ~0u;
 
 struct OptionEntry {
   std::string name;
@@ -90,6 +90,12 @@ double max_norm(const Value& value) {
   return limit;
 }
 
+double tolerance(const Value& value) {
+  const double limit = number(value, "a number of at least 0");
+  if (!(limit >= 0.0)) refuse(value, "a number of at least 0");
+  return limit;
+}
+
 NormOrder norm_type(const Value& value) {
   const double p = number(value, "a number above 0, or inf");
   if (!(p > 0.0)) refuse(value, "a number above 0, or inf");
@@ -100,16 +106,6 @@ NormOrder norm_type(const Value& value) {
 std::int64_t num_label_tokens(const Value& value) {
   if (value.text == "auto") refuse(value, "a number", "counting tokens from the dump's labels is not in this version");
   return integer(value, 0);
-}
-
-void only_by_parameter(const Value& value) {
-  if (value.text == "parameter") return;
-  for (const char* later : {"module", "group", "stage", "dtype", "rank"}) {
-    if (value.text == later) {
-      refuse(value, "parameter", "this version has no other table yet; --format json has groups, stages and dtypes");
-    }
-  }
-  refuse(value, "parameter");
 }
 
 /// Every option but DUMP, --help and --version.
@@ -127,8 +123,21 @@ std::vector<OptionEntry> make_table() {
          if (total < 0.0) refuse(v, "a number of at least 0, inf or nan");
          line.clip.total_norm = total;
        }},
-      {"by", Kind::value, Section::command, kNorms, "WHAT", "rows of the table: parameter",
-       [](Line&, const Value& v) { only_by_parameter(v); }},
+      {"verify", Kind::flag, Section::command, kClip | kNorms, "",
+       "check every rank file's recorded checksum before anything else",
+       [](Line& line, const Value& v) { line.verify = boolean(v); }},
+      {"by", Kind::value, Section::command, kNorms, "WHAT",
+       "rows of the table: parameter (default), module, group, stage, dtype or rank",
+       [](Line& line, const Value& v) {
+         line.table.by = choice<ViewBy>(v, {{"parameter", ViewBy::parameter},
+                                            {"module", ViewBy::module},
+                                            {"group", ViewBy::group},
+                                            {"stage", ViewBy::stage},
+                                            {"dtype", ViewBy::dtype},
+                                            {"rank", ViewBy::rank}});
+       }},
+      {"depth", Kind::value, Section::command, kNorms, "N", "with --by module: levels from the root (default: all)",
+       [](Line& line, const Value& v) { line.table.depth = static_cast<std::size_t>(integer(v, 1)); }},
       {"sort", Kind::value, Section::command, kNorms, "KEY",
        "order of the table: norm, max, nan or name (default: model order; norm with --top)",
        [](Line& line, const Value& v) {
@@ -139,6 +148,24 @@ std::vector<OptionEntry> make_table() {
        }},
       {"top", Kind::value, Section::command, kNorms, "N", "only the first N rows of the table",
        [](Line& line, const Value& v) { line.table.top = static_cast<std::size_t>(integer(v, 1)); }},
+      {"rtol", Kind::value, Section::command, kDiff, "R",
+       "equal when |a - b| <= A + R x |b| (default: the epsilon of the narrower type)",
+       [](Line& line, const Value& v) { line.diff.rule.relative = tolerance(v); }},
+      {"atol", Kind::value, Section::command, kDiff, "A", "the absolute part of it (default 0)",
+       [](Line& line, const Value& v) { line.diff.rule.absolute = tolerance(v); }},
+      {"ulp", Kind::value, Section::command, kDiff, "N", "in place of both: equal when at most N numbers of the type apart",
+       [](Line& line, const Value& v) { line.diff.rule.ulps = static_cast<std::uint64_t>(integer(v, 0)); }},
+      {"equal-nan", Kind::flag, Section::command, kDiff, "", "a NaN equals a NaN",
+       [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
+      {"map", Kind::value, Section::command, kDiff, "FILE", "names of A as B has them: lines of 'old-regex -> new'",
+       [](Line& line, const Value& v) { line.diff.map = v.text; }},
+      {"only", Kind::value, Section::command, kDiff, "REGEX", "only parameters of which it matches a name",
+       [](Line& line, const Value& v) { line.diff.only = v.text; }},
+      {"max-elements", Kind::value, Section::command, kDiff, "N",
+       "also the N worst elements of each parameter, with both values",
+       [](Line& line, const Value& v) {
+         line.diff.max_elements = static_cast<std::size_t>(integer(v, 0, kMostWorstElements));
+       }},
 
       {"max-norm", Kind::value, Section::scale, kClip | kNorms, "X", "clip to this total norm; inf never clips",
        [](Line& line, const Value& v) { line.scale.max_norm = max_norm(v); }},
@@ -160,11 +187,12 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.scale.dp_group_size = integer(v, 1); }},
       {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms, "N", "factor of the expert divisor",
        [](Line& line, const Value& v) { line.scale.expert_tp_replication_factor = integer(v, 1); }},
-      {"pp", Kind::toggle, Section::scale, kClip | kNorms, "", "whether the step ran with pipeline parallelism",
+      {"pp", Kind::toggle, Section::scale, kClip | kNorms | kVerify, "",
+       "whether the step ran with pipeline parallelism",
        [](Line& line, const Value& v) { line.scale.pp = boolean(v); }},
-      {"pp-axis", Kind::value, Section::scale, kClip | kNorms, "NAME", "pipeline dimension of the device mesh",
-       [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
-      {"ep-axis", Kind::value, Section::scale, kClip | kNorms, "NAME", "expert dimension of the MoE mesh",
+      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kVerify, "NAME",
+       "pipeline dimension of the device mesh", [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
+      {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kVerify, "NAME", "expert dimension of the MoE mesh",
        [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
       {"foreach", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.foreach = boolean(v); }},
@@ -205,6 +233,15 @@ std::vector<OptionEntry> make_table() {
          line.common.memory_budget = parse_size(v.text);
          if (!line.common.memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
+      {"device-memory-budget", Kind::value, Section::common, kClip | kNorms, "SIZE",
+       "of each process on its device (default: half of what is free, divided by the processes on it)",
+       [](Line& line, const Value& v) {
+         line.common.device_memory_budget = parse_size(v.text);
+         if (!line.common.device_memory_budget) refuse(v, "a size such as 4G or 512Mi");
+       }},
+      {"offload", Kind::flag, Section::common, kClip | kNorms, "",
+       "one model part at a time on the device, the others in host memory",
+       [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
       {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
        [](Line& line, const Value& v) { line.common.progress = boolean(v); }},
       {"quiet", Kind::flag, Section::common, kAll, "", "no text on stdout, no progress",
@@ -231,7 +268,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 4> kCommands{{
+constexpr std::array<CommandEntry, 6> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -240,6 +277,13 @@ constexpr std::array<CommandEntry, 4> kCommands{{
      "recorded rank saw. Writes no gradients."},
     {"inspect", Command::inspect, kInspect, true, "inspect DUMP [options]", "what is in a dump; reads no gradient data",
      "Shows what is in a dump: meshes, placements, sizes, training numbers. Reads the manifest only."},
+    {"verify", Command::verify, kVerify, true, "verify DUMP [options]", "everything that is wrong with a dump",
+     "Checks a dump: files, shapes, placements, types, checksums, copies that should be equal, gradients\n"
+     "of nothing but zeros, ranks that would disagree on the total. Lists all that is wrong, worst\n"
+     "first, and exits 1 if there is anything."},
+    {"diff", Command::diff, kDiff, true, "diff A B [options]", "compares two dumps, whatever their layouts",
+     "Compares the gradients of two dumps in global coordinates: two layouts, two frameworks, two steps.\n"
+     "Names the first parameter that differs, and a constant ratio as what it is. Exits 1 if anything differs."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
@@ -250,8 +294,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"verify", "diff",  "check", "accumulate",
-                                               "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "merge", "synth", "report"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -293,7 +336,7 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
   };
   if (command.takes_dump) {
     text += '\n';
-    entry("DUMP", "directory with manifest.json and rank files");
+    entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
   }
   section(Section::command, {});
   section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
@@ -321,6 +364,7 @@ using Values = std::map<std::string, Value, std::less<>>;  // by option name, wi
 struct Arguments {
   Values values;
   std::string dump;
+  std::string other;  ///< diff
   std::optional<std::string> config;
   bool help = false;
   bool version = false;
@@ -334,6 +378,7 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   app.set_help_flag("-h,--help");
   app.add_flag("--version", arguments.version);
   if (command.takes_dump) app.add_option("DUMP", arguments.dump);
+  if (command.command == Command::diff) app.add_option("B", arguments.other);
   std::string config;
   CLI::Option* config_option = app.add_option("--config", config)->take_last();
   std::map<std::string, std::pair<CLI::Option*, std::string>> texts;
@@ -541,13 +586,20 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
 
   line.command = command.command;
   line.dump = arguments.dump;
+  line.diff.other = arguments.other;
   for (const OptionEntry& option : table) {
     const auto value = values.find(option.name);
     if (value != values.end()) option.apply(line, value->second);
   }
+  if (const auto depth = values.find("depth"); depth != values.end() && line.table.by != ViewBy::module &&
+                                               depth->second.level == Level::command_line) {
+    refuse(depth->second, "--by module beside it, whose levels it counts");
+  }
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
   if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
+  if (command.command == Command::diff && line.diff.other.empty())
+    refuse_command_line("a second dump is missing: diff A B", command.name);
   if (command.command == Command::clip && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
   return line;

@@ -14,6 +14,7 @@
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/report/text.hpp"
 #include "machine.hpp"
+#include "options_diff.hpp"
 
 namespace gradclip {
 
@@ -24,7 +25,9 @@ enum class ColourChoice : std::uint8_t { automatic, always, never };
 struct CommonOptions {
   DeviceChoice device = DeviceChoice::automatic;
   std::optional<std::size_t> threads;
-  std::optional<std::uint64_t> memory_budget;  ///< bytes of each process
+  std::optional<std::uint64_t> memory_budget;         ///< bytes of each process
+  std::optional<std::uint64_t> device_memory_budget;  ///< clip, norms: bytes of each process
+  bool offload = false;                               ///< clip, norms
   Numerics numerics = Numerics::exact;
   std::optional<std::filesystem::path> report;
   OutputFormat format = OutputFormat::text;
@@ -49,17 +52,19 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;    ///< clip, norms, inspect
+  std::filesystem::path dump;    ///< clip, norms, inspect, verify
   std::filesystem::path output;  ///< clip
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;    ///< numerics is common.numerics
   TableOptions table;  ///< norms
+  DiffLine diff;       ///< diff, whose A is `dump`
   bool overwrite = false;
+  bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
   std::optional<std::string> answer;
 };

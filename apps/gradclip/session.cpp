@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <ostream>
 #include <string_view>
 #include <system_error>
 
+#include "device.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/base/worker_pool.hpp"
 #include "gradclip/comm/mpi_communicator.hpp"
@@ -20,8 +20,6 @@
 namespace gradclip {
 namespace {
 
-constexpr std::chrono::milliseconds kMovingInterval{200};
-constexpr std::chrono::milliseconds kLineInterval{10'000};
 /// What an open rank file remembers of one located shard, at most; and files that are worth keeping open all the same.
 constexpr std::size_t kLocatedShardBytes = 2048;
 constexpr std::size_t kLeastOpenFiles = 4;
@@ -70,6 +68,7 @@ Progress::Mode progress_mode(const CommonOptions& options, const Launch& launch,
 struct Neighbours {
   std::size_t same_processors = 0;
   std::size_t same_host = 0;
+  std::size_t before_on_host = 0;  ///< those of its host with lower numbers
 };
 
 Neighbours count_neighbours(Communicator& comm) {
@@ -79,9 +78,12 @@ Neighbours count_neighbours(Communicator& comm) {
   };
   const Place mine{host_of_process(), place_of_process()};
   Neighbours neighbours;
-  for (const Place& other : gather_value(comm, mine)) {
-    neighbours.same_host += other.host == mine.host ? 1 : 0;
-    neighbours.same_processors += other.processors == mine.processors ? 1 : 0;
+  const std::vector<Place> all = gather_value(comm, mine);
+  for (std::size_t process = 0; process < all.size(); ++process) {
+    const bool same_host = all[process].host == mine.host;
+    neighbours.same_host += same_host ? 1 : 0;
+    neighbours.before_on_host += same_host && process < static_cast<std::size_t>(comm.process()) ? 1 : 0;
+    neighbours.same_processors += all[process].processors == mine.processors ? 1 : 0;
   }
   return neighbours;
 }
@@ -119,60 +121,6 @@ std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc,
        .advice = "start gradclip without torchrun, or unset RANK"});
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Progress
-// ---------------------------------------------------------------------------------------------------------------------
-
-void Progress::begin(double total_bytes) {
-  total_bytes_ = total_bytes;
-  start_ = std::chrono::steady_clock::now();
-  next_milliseconds_ = mode_ == Mode::moving ? kMovingInterval.count() : kLineInterval.count();
-}
-
-void Progress::add(std::uint64_t bytes) noexcept {
-  if (mode_ == Mode::off) return;
-  done_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  const auto now = static_cast<std::int64_t>(elapsed.count() * 1000.0);
-  std::int64_t next = next_milliseconds_.load(std::memory_order_relaxed);
-  if (now < next) return;
-  const std::int64_t interval = mode_ == Mode::moving ? kMovingInterval.count() : kLineInterval.count();
-  if (next_milliseconds_.compare_exchange_strong(next, now + interval)) show(elapsed.count());
-}
-
-void Progress::show(double seconds) noexcept {
-  try {
-    const auto done = static_cast<double>(done_bytes_.load(std::memory_order_relaxed));
-    const double part = total_bytes_ > 0.0 ? std::min(done / total_bytes_, 0.99) : 0.0;
-    const std::string text = fmt::format("gradclip: {:.0f} %, {} at {}/s", 100.0 * part, human_bytes(done),
-                                         human_bytes(done / std::max(seconds, 1e-3)));
-    const std::lock_guard lock(mutex_);
-    if (mode_ == Mode::moving) {
-      std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
-      on_screen_ = true;
-    } else {
-      std::fprintf(stderr, "%s\n", text.c_str());
-    }
-    std::fflush(stderr);
-  } catch (...) {
-    // A progress line is never worth a failed run.
-  }
-}
-
-void Progress::end() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (on_screen_) {
-    std::fputs("\r\x1b[K", stderr);
-    std::fflush(stderr);
-  }
-  on_screen_ = false;
-  mode_ = Mode::off;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Session
-// ---------------------------------------------------------------------------------------------------------------------
-
 Session::Session(Communicator& comm, Launch launch, const CommonOptions& options, const Environment& environment)
     : comm_(comm),
       launch_(std::move(launch)),
@@ -180,6 +128,7 @@ Session::Session(Communicator& comm, Launch launch, const CommonOptions& options
       style_(style_of(options, launch_, environment)),
       progress_(progress_mode(options, launch_, comm.process() == 0)) {
   const Neighbours neighbours = count_neighbours(comm);
+  process_on_host_ = neighbours.before_on_host;
   threads_ = options.threads.value_or(std::max<std::size_t>(available_processors() / neighbours.same_processors, 1));
   const std::uint64_t memory = std::min(physical_memory(), control_group_memory_limit().value_or(physical_memory()));
   memory_budget_ = options.memory_budget.value_or(std::max(memory / 2 / neighbours.same_host, kLeastMemory));
@@ -189,7 +138,16 @@ Session::Session(Communicator& comm, Launch launch, const CommonOptions& options
 }
 
 const ChosenBackend& Session::backend() {
-  if (!backend_) backend_ = make_backend(options_.device);
+  if (backend_) return *backend_;
+  AgreedBackend agreed = agree_on_backend(comm_, options_.device, process_on_host_);
+  backend_ = std::move(agreed.chosen);
+  const BackendDescription description = backend_->backend->describe();
+  if (description.working_space == MemorySpace::host) {
+    nccl_.reason = "gradients are worked on in host memory";
+  } else {
+    device_memory_budget_ = options_.device_memory_budget.value_or(description.device_memory / 2 / agreed.sharers);
+    nccl_ = try_nccl_communicator(comm_, description.identity);
+  }
   return *backend_;
 }
 
@@ -199,11 +157,11 @@ std::string Session::launch_reason() const {
 
 Run Session::run_over(DumpReader& dump, int passes) {
   WorkPlan plan = plan_work(dump.manifest(), comm_.size());
-  const std::size_t located_bytes = kLocatedShardBytes * std::max<std::size_t>(1, dump.manifest().parameters.size());
-  dump.keep_at_most(std::max<std::size_t>(kLeastOpenFiles, memory_budget_ / 4 / located_bytes));
+  limit_open_files(dump, memory_budget_ / 4);
   StreamOptions stream;
   stream.threads = threads_;
   stream.memory_budget = memory_budget_;
+  stream.offload = options_.offload;
   if (speaks()) {
     const std::vector<double> bytes = bytes_by_rank(dump.manifest());
     double mine = 0.0;
@@ -213,9 +171,37 @@ Run Session::run_over(DumpReader& dump, int passes) {
     progress_.begin(mine * passes);
     stream.progress = [this](std::uint64_t finished) { progress_.add(finished); };
   }
-  static_cast<void>(backend());
-  stream_ = std::make_unique<ShardStream>(*backend_->backend, stream);
-  return Run{dump, *backend_->backend, comm_, std::move(plan), *stream_};
+  Backend& device = *backend().backend;
+  stream.device_memory_budget = device_memory_budget_;
+  stream_ = std::make_unique<ShardStream>(device, stream);
+  if (passes == 1) stream_->storage().keep_no_more();
+  return Run{dump, device, comm(), std::move(plan), *stream_};
+}
+
+DiffRun Session::run_over(DumpReader& a, DumpReader& b) {
+  backend_ = make_backend(DeviceChoice::cpu);
+  backend_->reason = "gradients are compared in host memory";
+  nccl_.reason = backend_->reason;
+  double mine = 0.0;
+  for (DumpReader* dump : {&a, &b}) {
+    limit_open_files(*dump, memory_budget_ / 8);
+    const WorkPlan plan = plan_work(dump->manifest(), comm_.size());
+    const std::vector<double> bytes = bytes_by_rank(dump->manifest());
+    for (std::int32_t rank = plan.begin(comm_.process()); rank < plan.end(comm_.process()); ++rank) {
+      mine += bytes[static_cast<std::size_t>(rank)];
+    }
+  }
+  DiffRun run{{&a, &b}, comm(), threads_, memory_budget_, {}};
+  if (speaks()) {
+    progress_.begin(mine);
+    run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
+  }
+  return run;
+}
+
+void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {
+  const std::size_t located_bytes = kLocatedShardBytes * std::max<std::size_t>(1, dump.manifest().parameters.size());
+  dump.keep_at_most(std::max<std::size_t>(kLeastOpenFiles, memory / located_bytes));
 }
 
 void Session::check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const {
@@ -240,15 +226,18 @@ void Session::check_report_path(const std::filesystem::path& dump, const std::fi
 ReportRun Session::facts(Numerics numerics) {
   progress_.end();
   const BackendDescription device = backend().backend->describe();
-  const CommunicatorDescription communicator = comm_.describe();
+  const CommunicatorDescription communicator = comm().describe();
+  const bool on_device = device.working_space == MemorySpace::device;
   const StreamTimes times = stream_ ? stream_->times() : StreamTimes{};
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   struct Mine {
-    std::uint64_t memory_peak;
+    std::uint64_t memory_peak, device_peak, device_budget;
     double read, compute, write, total;
   };
-  const auto average = [&](double seconds) { return seconds / static_cast<double>(threads_); };
-  const Mine mine{peak_memory(), average(times.read), average(times.compute), average(times.write), elapsed.count()};
+  const std::size_t workers = stream_ ? stream_->options().threads : threads_;
+  const auto average = [&](double seconds) { return seconds / static_cast<double>(workers); };
+  const Mine mine{peak_memory(),          device.device_memory_peak, device_memory_budget_, average(times.read),
+                  average(times.compute), average(times.write),      elapsed.count()};
 
   ReportRun run;
   run.processes = comm_.size();
@@ -258,11 +247,24 @@ ReportRun Session::facts(Numerics numerics) {
   run.communicator = communicator.name;
   if (launch_.launcher == Launcher::mpi) run.communicator_detail = communicator.detail;
   run.communicator_reason = launch_reason();
+  if (on_device && comm_.size() > 1) run.communicator_reason += "; " + nccl_.reason;
   run.threads = threads_;
   run.numerics = name(numerics);
   run.memory_budget_bytes = memory_budget_;
+  if (on_device) {
+    run.device_memory_budget_bytes = device_memory_budget_;
+    run.device_memory_peak_bytes = 0;
+  }
+  if (options_.offload) {
+    run.offload = on_device ? "one model part at a time on the device"
+                            : "nothing to move: gradients are worked on in host memory";
+  }
   for (const Mine& other : gather_value(comm_, mine)) {
     run.memory_peak_bytes = std::max(run.memory_peak_bytes, other.memory_peak);
+    if (on_device) {
+      run.device_memory_peak_bytes = std::max(*run.device_memory_peak_bytes, other.device_peak);
+      run.device_memory_budget_bytes = std::min(*run.device_memory_budget_bytes, other.device_budget);
+    }
     run.seconds_read = std::max(run.seconds_read, other.read);
     run.seconds_compute = std::max(run.seconds_compute, other.compute);
     run.seconds_write = std::max(run.seconds_write, other.write);

@@ -2,24 +2,25 @@
 // The composition root: which communicator, which backend, how many threads, how much memory, and why; and the one
 // voice of the program: only process 0 writes, results to stdout, everything else to stderr.
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <iosfwd>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "gradclip/analysis/block_exchange.hpp"
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/comm/communicator.hpp"
+#include "gradclip/comm/nccl_communicator.hpp"
 #include "gradclip/norm/total_norm.hpp"
 #include "gradclip/report/report.hpp"
 #include "gradclip/report/text.hpp"
 #include "machine.hpp"
 #include "options.hpp"
+#include "progress.hpp"
 
 namespace gradclip {
 
@@ -31,51 +32,34 @@ namespace gradclip {
 /// Thrown where nobody reads stdout any more (`| head`): ends the run with ExitCode::resources and without a message.
 struct StdoutClosed {};
 
-/// A line on stderr that says how far this process is: a moving one on a terminal, a new one every 10 s elsewhere.
-class Progress {
- public:
-  enum class Mode : std::uint8_t { off, moving, lines };
-
-  explicit Progress(Mode mode) : mode_(mode) {}
-  ~Progress() { end(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-
-  void begin(double total_bytes);
-  /// Thread-safe and cheap.
-  void add(std::uint64_t bytes) noexcept;
-  /// Takes the moving line away. Nothrow.
-  void end() noexcept;
-
- private:
-  void show(double seconds) noexcept;
-
-  Mode mode_;
-  double total_bytes_ = 0.0;
-  std::atomic<std::uint64_t> done_bytes_{0};
-  std::atomic<std::int64_t> next_milliseconds_{0};
-  std::mutex mutex_;  // over what is on the screen
-  bool on_screen_ = false;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
 class Session {
  public:
   /// Collective. @param comm  outlives the session
   Session(Communicator& comm, Launch launch, const CommonOptions& options, const Environment& environment);
 
-  [[nodiscard]] Communicator& comm() noexcept { return comm_; }
+  /// NCCL's where backend() found that every process has a device of its own, else the base.
+  [[nodiscard]] Communicator& comm() noexcept { return nccl_.communicator ? *nccl_.communicator : comm_; }
   [[nodiscard]] bool speaks() const noexcept { return comm_.process() == 0; }
-  /// Why this communicator: one sentence.
+  /// Why this base communicator: one sentence.
   [[nodiscard]] std::string launch_reason() const;
+  /// Why NCCL, or why not: one sentence. After backend().
+  [[nodiscard]] const std::string& nccl_reason() const noexcept { return nccl_.reason; }
   [[nodiscard]] std::size_t threads() const noexcept { return threads_; }
   [[nodiscard]] std::uint64_t memory_budget() const noexcept { return memory_budget_; }
 
-  /// Chosen at the first call. Errors: Error(resources) if the device asked for is not available.
+  /// Chosen at the first call, which is collective: all processes have a device, or none. Errors: Error(resources) if
+  /// the device asked for is not available.
   [[nodiscard]] const ChosenBackend& backend();
 
-  /// Everything that a pass over a dump works with. @param passes  over the gradients, for the progress line
+  /// Bytes of device memory of this process; 0 without a device. After backend().
+  [[nodiscard]] std::uint64_t device_memory_budget() const noexcept { return device_memory_budget_; }
+
+  /// Everything that a pass over a dump works with. Collective.
+  /// @param passes  over the gradients: for the progress line, and because one alone keeps nothing
   [[nodiscard]] Run run_over(DumpReader& dump, int passes);
+
+  /// The same for a comparison of two dumps, which works in host memory.
+  [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader& b);
 
   /// Refuses a --report that cannot be written at the end, before the work begins.
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.
@@ -95,6 +79,8 @@ class Session {
   void end_progress() noexcept { progress_.end(); }
 
  private:
+  /// An open rank file remembers the shards that were located in it: keeps them within `memory` bytes.
+  static void limit_open_files(DumpReader& dump, std::uint64_t memory);
   void write_report_file(const std::function<void(std::ostream&)>& write) const;
   void write_stdout(const std::function<void(std::ostream&)>& write) const;
 
@@ -105,7 +91,10 @@ class Session {
   std::size_t threads_ = 1;
   std::uint64_t memory_budget_ = 0;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::size_t process_on_host_ = 0;
   std::optional<ChosenBackend> backend_;
+  std::uint64_t device_memory_budget_ = 0;
+  ChosenCommunicator nccl_;
   Progress progress_;
   std::unique_ptr<ShardStream> stream_;
 };

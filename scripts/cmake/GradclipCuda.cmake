@@ -1,7 +1,7 @@
 # CUDA and NCCL: which of them this build has, and the three ways in which an executable gets them.
 #
 #   GRADCLIP_CUDA            AUTO (where nvcc is found), ON (an error where it is not), OFF
-#   CMAKE_CUDA_ARCHITECTURES 80, 90, 100 and 120 as machine code, the last as PTX too
+#   CMAKE_CUDA_ARCHITECTURES 80, 90, 100 and 120 as machine code, the last as PTX too; or the environment's CUDAARCHS
 #
 # A room's code is compiled once, against NVIDIA's headers, and links no runtime. An executable gets
 #   absent    answers "this build has no CUDA"
@@ -40,7 +40,11 @@ if(NOT GRADCLIP_CUDA STREQUAL "OFF" AND CUDAToolkit_FOUND)
     set(CMAKE_CUDA_COMPILER "${GRADCLIP_NVCC}")
   endif()
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120 CACHE STRING "GPU architectures")
+    set(architectures 80-real 90-real 100-real 120)
+    if(DEFINED ENV{CUDAARCHS})
+      set(architectures $ENV{CUDAARCHS})
+    endif()
+    set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "GPU architectures")
   endif()
   set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
   enable_language(CUDA)
@@ -57,8 +61,8 @@ endif()
 if(GRADCLIP_HAS_CUDA)
   list(JOIN CMAKE_CUDA_ARCHITECTURES ", " architectures)
   message(STATUS "gradclip: with CUDA ${CUDAToolkit_VERSION} for ${architectures}, NCCL ${GRADCLIP_HAS_NCCL}")
-else()
-  message(STATUS "gradclip: *** THIS BUILD HAS NO CUDA: --device cuda will be refused *** (scripts/setup.sh --cuda)")
+elseif(NOT GRADCLIP_CUDA STREQUAL "OFF")
+  message(NOTICE "gradclip: *** THIS BUILD HAS NO CUDA: --device cuda will be refused *** (scripts/setup.sh --cuda)")
 endif()
 if(NOT (CUDAToolkit_FOUND AND NCCL_INCLUDE_DIR AND GRADCLIP_BUILD_TESTS))
   set(GRADCLIP_EMULATION OFF)

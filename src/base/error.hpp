@@ -28,6 +28,8 @@ struct ErrorText {
   std::string found = {};     ///< what is there
   std::string expected = {};  ///< what should be there
   std::string advice = {};    ///< what to do
+  /// The kind of finding that `verify` makes of bad input (docs/reports.md); empty: "unreadable". Not in the message.
+  std::string_view kind = {};
 };
 
 /// @invariant what() is "where: found; expected ...; advice" and contains no control characters.

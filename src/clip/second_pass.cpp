@@ -6,6 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "gradclip/base/worker_pool.hpp"
+#include "gradclip/training/offload.hpp"
+
 namespace gradclip {
 namespace {
 
@@ -44,11 +47,14 @@ class ClippedWriter {
         counted_(counted_entries(manifest_)) {}
 
   SecondPass write() {
+    run_.stream.storage().keep_no_more();
     const std::int32_t last = run_.plan.end(run_.comm.process());
+    // Offloading moves a whole part for each batch: as few batches as can be.
+    const std::uint64_t most_bytes = offloads(run_.stream) ? std::uint64_t{1} << 62 : kBatchBytes;
     for (std::int32_t rank = run_.plan.begin(run_.comm.process()); rank < last;) {
       auto batch = std::make_unique<Batch>();
       const std::size_t most_files = std::clamp<std::size_t>(run_.dump.capacity() / 4, 1, kBatchFiles);
-      while (rank < last && batch->bytes < kBatchBytes && batch->files.size() < most_files &&
+      while (rank < last && batch->bytes < most_bytes && batch->files.size() < most_files &&
              batch->list.tasks.size() < kBatchTasks) {
         append(*batch, rank++);
       }
@@ -106,10 +112,20 @@ class ClippedWriter {
 
   void stream(Batch& batch) {
     std::vector<TensorStatistics> of_task(batch.list.tasks.size());
-    run_.stream.scale(
-        batch.list.tasks, batch.writer_of_task, batch.list.factors, request_, [&](const MeasuredChunk& chunk) {
-          gradclip::append(of_task[chunk.task], chunk.statistics, chunk.count, chunk.position, request_.order);
-        });
+    for (const TaskGroup& group : writing_groups(run_.stream, batch.list.tasks)) {
+      std::vector<ShardTask> tasks;
+      std::vector<RankFileWriter*> writers;
+      for (const std::size_t i : group.tasks) {
+        tasks.push_back(batch.list.tasks[i]);
+        writers.push_back(batch.writer_of_task[i]);
+      }
+      ModelPart& part = run_.stream.storage().part(group.model_part.value_or(0));
+      const ScopedModuleOffloading on_device(part, run_.backend, group.model_part.has_value());
+      run_.stream.scale(tasks, writers, batch.list.factors, request_, [&](const MeasuredChunk& chunk) {
+        gradclip::append(of_task[group.tasks[chunk.task]], chunk.statistics, chunk.count, chunk.position,
+                         request_.order);
+      });
+    }
     for (std::size_t i = 0; i < of_task.size(); ++i) {
       const std::int32_t rank = batch.list.tasks[i].rank;
       if (statistics_.empty() || statistics_.back().rank != rank) statistics_.push_back({rank, {}});
@@ -120,12 +136,14 @@ class ClippedWriter {
   /// Checksums and syncs a batch while the next one is streamed.
   void finish_in_background(std::unique_ptr<Batch> batch) {
     collect_finished();
-    pending_ = std::async(std::launch::async, [finished = std::move(batch)] {
-      std::vector<RankRecord> records;
-      for (std::size_t i = 0; i < finished->files.size(); ++i) {
+    // A batch of all rank files has no next one to hide behind.
+    const std::size_t threads = offloads(run_.stream) ? run_.stream.options().threads : 1;
+    pending_ = std::async(std::launch::async, [threads, finished = std::move(batch)] {
+      std::vector<RankRecord> records(finished->files.size());
+      parallel_for(records.size(), threads, [&](std::size_t i, std::size_t) {
         const FileRecord record = finished->files[i]->finish();
-        records.push_back({finished->ranks[i], 0, record.bytes, record.xxh3_64.value_or(0)});
-      }
+        records[i] = {finished->ranks[i], 0, record.bytes, record.xxh3_64.value_or(0)};
+      });
       return records;
     });
   }

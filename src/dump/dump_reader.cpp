@@ -30,13 +30,20 @@ std::size_t open_file_capacity() {
 DumpReader::DumpReader(std::filesystem::path directory)
     : directory_(std::move(directory)), manifest_(read_manifest(directory_)), capacity_(open_file_capacity()) {}
 
+DumpReader::DumpReader(std::filesystem::path directory, Manifest manifest)
+    : directory_(std::move(directory)), manifest_(std::move(manifest)), capacity_(open_file_capacity()) {}
+
 std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (const auto found = open_.find(rank); found != open_.end()) {
     recent_.splice(recent_.begin(), recent_, found->second);
     return recent_.front();
   }
-  auto file = std::make_shared<const RankFile>(directory_, manifest_, rank);
+  auto file = left_out_ranks_.count(rank) != 0 ? std::make_shared<const RankFile>(manifest_, rank)
+                                               : std::make_shared<const RankFile>(directory_, manifest_, rank);
+  if (const auto left_out = left_out_.find(rank); left_out != left_out_.end()) {
+    for (const std::size_t parameter : left_out->second) file->leave_out(parameter);
+  }
   while (recent_.size() >= capacity_) {
     open_.erase(recent_.back()->rank());
     recent_.pop_back();
@@ -44,6 +51,21 @@ std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
   recent_.push_front(file);
   open_[rank] = recent_.begin();
   return file;
+}
+
+void DumpReader::leave_out(std::int32_t rank, std::size_t parameter) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  left_out_[rank].push_back(parameter);
+  if (const auto found = open_.find(rank); found != open_.end()) (*found->second)->leave_out(parameter);
+}
+
+void DumpReader::leave_out(std::int32_t rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  left_out_ranks_.insert(rank);
+  if (const auto found = open_.find(rank); found != open_.end()) {
+    recent_.erase(found->second);
+    open_.erase(found);
+  }
 }
 
 }  // namespace gradclip

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
+#include <vector>
 
 #include "gradclip/dump/manifest.hpp"
 #include "gradclip/dump/rank_file.hpp"
@@ -21,6 +23,8 @@ class DumpReader {
  public:
   /// Reads and checks the manifest; opens no rank file. Errors: as read_manifest().
   explicit DumpReader(std::filesystem::path directory);
+  /// A manifest that was read already.
+  DumpReader(std::filesystem::path directory, Manifest manifest);
 
   [[nodiscard]] const std::filesystem::path& directory() const noexcept { return directory_; }
   [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
@@ -37,6 +41,11 @@ class DumpReader {
   /// Thread-safe. Errors: as RankFile's constructor.
   [[nodiscard]] std::shared_ptr<const RankFile> rank_file(std::int32_t rank);
 
+  /// From now on the rank's gradient of the parameter, or all of its gradients, are taken as None: for what was found
+  /// to be damaged, so that the rest can be worked on. Not while rank files are in use elsewhere.
+  void leave_out(std::int32_t rank, std::size_t parameter);
+  void leave_out(std::int32_t rank);
+
  private:
   std::filesystem::path directory_;
   Manifest manifest_;
@@ -44,6 +53,8 @@ class DumpReader {
   std::mutex mutex_;
   std::list<std::shared_ptr<const RankFile>> recent_;  // most recently used first
   std::unordered_map<std::int32_t, std::list<std::shared_ptr<const RankFile>>::iterator> open_;
+  std::unordered_map<std::int32_t, std::vector<std::size_t>> left_out_;  // parameters by rank
+  std::unordered_set<std::int32_t> left_out_ranks_;
 };
 
 }  // namespace gradclip

@@ -278,16 +278,21 @@ Handle open_file(const std::filesystem::path& path) {
   if (id >= 0) return Handle(id);
   const std::string text = take_error_text();
   std::string advice;
+  std::string_view kind;
   if (text.find("lock") != std::string::npos) {
     advice = "another program may be writing it, or the file system has no locks: then set HDF5_USE_FILE_LOCKING=FALSE";
   } else if (text.find("consistency") != std::string::npos || text.find("already open") != std::string::npos) {
     advice = "its writer did not close it; if no program is writing it any more, `h5clear -s FILE` removes the mark";
+    kind = "unfinished";
   } else if (text.find("truncated") != std::string::npos) {
     advice = "the file is incomplete; copy or record it again";
+    kind = "unfinished";
   }
-  throw Error(
-      ExitCode::bad_input,
-      {.where = path.string(), .found = "cannot be opened as an HDF5 file: " + text, .expected = {}, .advice = advice});
+  throw Error(ExitCode::bad_input, {.where = path.string(),
+                                    .found = "cannot be opened as an HDF5 file: " + text,
+                                    .expected = {},
+                                    .advice = advice,
+                                    .kind = kind});
 }
 
 std::uint64_t user_block_size(const Handle& file, const std::string& where) {

@@ -21,11 +21,15 @@ std::string where_of(const ParameterEntry& parameter, std::int32_t rank) {
   return "parameter " + quoted(parameter.name) + " on rank " + std::to_string(rank);
 }
 
-[[noreturn]] void refuse_directory(const std::filesystem::path& directory, std::string found, std::string advice) {
+constexpr std::string_view kUnfinished = "unfinished";
+
+[[noreturn]] void refuse_directory(const std::filesystem::path& directory, std::string found, std::string advice,
+                                   std::string_view kind = {}) {
   throw Error(ExitCode::bad_input, {.where = directory.string(),
                                     .found = std::move(found),
                                     .expected = "a dump directory with a manifest.json",
-                                    .advice = std::move(advice)});
+                                    .advice = std::move(advice),
+                                    .kind = kind});
 }
 
 /// Why a directory has no manifest, as far as its other files tell.
@@ -53,13 +57,13 @@ std::string where_of(const ParameterEntry& parameter, std::int32_t rank) {
   if (error) throw system_error(directory, "list", error.value());
   if (fragments != 0) {
     refuse_directory(directory, fmt::format("holds the fragments of {} ranks that were not assembled yet", fragments),
-                     "run `python gradclip_record.py assemble DIR` on it");
+                     "run `python gradclip_record.py assemble DIR` on it", kUnfinished);
   }
   if (rank_files + temporary != 0) {
     refuse_directory(directory,
                      fmt::format("is an unfinished dump: {} rank files, {} temporary files, no manifest.json",
                                  rank_files, temporary),
-                     "recording ended before the manifest was written; record again");
+                     "recording ended before the manifest was written; record again", kUnfinished);
   }
   refuse_directory(directory, "has no manifest.json", "");
 }
@@ -178,6 +182,22 @@ ShardRole Manifest::role(const ParameterEntry& parameter, std::int32_t rank, boo
 
 Manifest read_manifest(const std::filesystem::path& directory) {
   return parse_manifest(read_manifest_text(directory), (directory / kManifestName).string());
+}
+
+ManifestReading examine_manifest(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / kManifestName;
+  std::string text;
+  try {
+    text = read_manifest_text(directory);
+  } catch (const Error& error) {
+    std::error_code unknown;
+    const bool no_dump = error.text().kind.empty() && !std::filesystem::exists(symlink_status(path, unknown));
+    if (error.code() != ExitCode::bad_input || no_dump) throw;
+    ManifestReading reading{std::nullopt, {error.text()}};
+    if (reading.problems[0].kind.empty()) reading.problems[0].kind = "manifest";
+    return reading;
+  }
+  return examine_manifest(text, path.string());
 }
 
 std::string rewritten_manifest(const std::filesystem::path& input_directory, const ManifestChanges& changes) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gradclip/base/dtype.hpp"
+#include "gradclip/base/error.hpp"
 #include "gradclip/mesh/device_mesh.hpp"
 #include "gradclip/mesh/placement.hpp"
 #include "gradclip/mesh/shard_layout.hpp"
@@ -120,6 +121,21 @@ struct Manifest {
 
 /// The same for text that is in memory already. @param where  begins every message.
 [[nodiscard]] Manifest parse_manifest(const std::string& text, const std::string& where);
+
+/// A manifest with all that is wrong with it, as far as one problem does not follow from another.
+struct ManifestReading {
+  std::optional<Manifest> manifest;  ///< empty if something else than its checksum is wrong
+  /// Every one with a kind: "unfinished", "checksum", "placement", "manifest".
+  std::vector<ErrorText> problems;
+};
+
+/// read_manifest() for `verify`, which goes on after a problem.
+/// Errors: Error(bad_input) where there is no dump at all: no such directory, nothing of a dump in it;
+/// Error(resources).
+[[nodiscard]] ManifestReading examine_manifest(const std::filesystem::path& directory);
+
+/// The same for text that is in memory already. Errors: none of the input's.
+[[nodiscard]] ManifestReading examine_manifest(const std::string& text, const std::string& where);
 
 /// What the clip command adds to the input's manifest.
 struct ManifestChanges {

@@ -116,14 +116,30 @@ void ParameterParser::take(std::size_t index, const nlohmann::json& value) {
   try {
     take_checked(index, value);
   } catch (const Error& error) {
-    first_error_ = std::make_exception_ptr(with_parameter_name(error, value));
+    if (problems_ == nullptr) {
+      first_error_ = std::make_exception_ptr(with_parameter_name(error, value));
+      return;
+    }
+    problems_->push_back(with_parameter_name(error, value).text());
+    manifest_.parameters.emplace_back();
+    pending_.push_back({kNoMesh, false, true});
   }
 }
 
 void ParameterParser::finish(const MeshIndices& mesh_indices) {
   rethrow();
-  for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) finish_parameter(i, mesh_indices);
-  refuse_shared_datasets();
+  bool complete = true;
+  for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+    try {
+      if (!pending_[i].refused) finish_parameter(i, mesh_indices);
+    } catch (const Error& error) {
+      if (problems_ == nullptr) throw;
+      problems_->push_back(error.text());
+      complete = false;
+    }
+    complete = complete && !pending_[i].refused;
+  }
+  if (complete) refuse_shared_datasets();
 }
 
 void ParameterParser::take_checked(std::size_t index, const nlohmann::json& value) {

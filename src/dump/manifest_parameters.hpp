@@ -41,7 +41,10 @@ auto located(const JsonField& field, Function&& function) -> decltype(function()
 class ParameterParser {
  public:
   /// Appends to manifest.parameters.
-  ParameterParser(Manifest& manifest, const std::string& where) : manifest_(manifest), where_(where) {}
+  /// @param problems  null: the first one is thrown. Else all are collected there, nothing is thrown, and the entries
+  ///                  are of no use if there is any.
+  ParameterParser(Manifest& manifest, const std::string& where, std::vector<ErrorText>* problems)
+      : manifest_(manifest), where_(where), problems_(problems) {}
 
   /// Never throws an Error: another format's or version's parameters may look different, so what is wrong with one is
   /// said by finish(), when the head of the document was checked.
@@ -60,6 +63,7 @@ class ParameterParser {
   struct Pending {
     std::size_t mesh;  // index into mesh_names_, or kNoMesh
     bool has_ranks;
+    bool refused = false;  // an entry that only keeps its place
   };
 
   void take_checked(std::size_t index, const nlohmann::json& value);
@@ -78,6 +82,7 @@ class ParameterParser {
 
   Manifest& manifest_;
   const std::string& where_;
+  std::vector<ErrorText>* problems_;
   std::exception_ptr first_error_;
   std::vector<Pending> pending_;
   std::vector<std::string> mesh_names_;  // as parameters name them

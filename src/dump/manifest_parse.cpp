@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
@@ -14,10 +15,14 @@ namespace gradclip {
 namespace {
 
 constexpr std::int64_t kAnyInteger = std::numeric_limits<std::int64_t>::max();
+constexpr std::string_view kChecksum = "checksum";
 
 class ManifestParser {
  public:
-  explicit ManifestParser(const std::string& where) : where_(where) {}
+  /// @param problems  null: the first one is thrown. Else they are collected there as far as one does not follow from
+  ///                  another; the manifest is of use only if they concern nothing but its checksum.
+  ManifestParser(const std::string& where, std::vector<ErrorText>* problems)
+      : where_(where), problems_(problems), parameters_(manifest_, where_, problems) {}
 
   Manifest parse(const std::string& text) {
     const JsonStream stream{"parameters", [this](const std::string&, std::size_t index, nlohmann::json&& value) {
@@ -27,17 +32,36 @@ class ManifestParser {
     const JsonField root(document.root, where_, "");
     check_format(root);
     parameters_.rethrow();
-    check_checksum(root, document.checksum);
-    parse_head(root);
-    parse_meshes(root);
-    if (!root.at("parameters").value().is_array()) root.at("parameters").fail("a list");
-    parameters_.finish(mesh_indices_);
-    if (const auto training = root.find("training")) parse_training(*training);
-    if (const auto files = root.find("files")) parse_files(*files);
+    attempt([&] { check_checksum(root, document.checksum); });
+    if (attempt([&] { parse_head(root); }) && attempt([&] { parse_meshes(root); })) {
+      attempt([&] {
+        if (!root.at("parameters").value().is_array()) root.at("parameters").fail("a list");
+        parameters_.finish(mesh_indices_);
+      });
+    }
+    attempt([&] {
+      if (const auto training = root.find("training")) parse_training(*training);
+    });
+    attempt([&] {
+      if (const auto files = root.find("files")) parse_files(*files);
+    });
     return std::move(manifest_);
   }
 
  private:
+  /// Whether there was no problem.
+  template <class Function>
+  bool attempt(const Function& function) {
+    try {
+      function();
+      return true;
+    } catch (const Error& error) {
+      if (problems_ == nullptr) throw;
+      problems_->push_back(error.text());
+      return false;
+    }
+  }
+
   // ---- the head of the document
 
   static void check_format(const JsonField& root) {
@@ -54,14 +78,15 @@ class ManifestParser {
     if (!recorded) return;
     const auto value = parse_checksum(recorded->string());
     if (!value) recorded->fail("16 hexadecimal digits");
-    if (*value != actual) {
-      recorded->fail(
-          "the content of the manifest has the checksum " + checksum_text(actual),
-          checksum_text(*value) + " (what the manifest says of itself)",
-          "the manifest was changed or damaged after it was written; if you changed it on purpose, remove its "
-          "key \"checksum\"");
-    }
     manifest_.has_checksum = true;
+    if (*value == actual) return;
+    throw Error(ExitCode::bad_input,
+                {.where = recorded->where(),
+                 .found = "the content of the manifest has the checksum " + checksum_text(actual),
+                 .expected = checksum_text(*value) + " (what the manifest says of itself)",
+                 .advice = "the manifest was changed or damaged after it was written; if you changed it on purpose, "
+                           "remove its key \"checksum\"",
+                 .kind = kChecksum});
   }
 
   void parse_head(const JsonField& root) {
@@ -225,15 +250,33 @@ class ManifestParser {
   }
 
   const std::string& where_;
+  std::vector<ErrorText>* problems_;
   Manifest manifest_;
-  ParameterParser parameters_{manifest_, where_};
+  ParameterParser parameters_;
   MeshIndices mesh_indices_;
 };
 
 }  // namespace
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {
-  return ManifestParser(where).parse(text);
+  return ManifestParser(where, nullptr).parse(text);
+}
+
+ManifestReading examine_manifest(const std::string& text, const std::string& where) {
+  ManifestReading reading;
+  try {
+    Manifest manifest = ManifestParser(where, &reading.problems).parse(text);
+    const bool usable = std::all_of(reading.problems.begin(), reading.problems.end(),
+                                    [](const ErrorText& problem) { return problem.kind == kChecksum; });
+    if (usable) reading.manifest = std::move(manifest);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::bad_input) throw;
+    reading.problems.push_back(error.text());
+  }
+  for (ErrorText& problem : reading.problems) {
+    if (problem.kind.empty()) problem.kind = "manifest";
+  }
+  return reading;
 }
 
 }  // namespace gradclip

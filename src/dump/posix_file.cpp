@@ -102,7 +102,8 @@ void PosixFile::fail_at_end(std::uint64_t offset) const {
               {.where = path_.string(),
                .found = fmt::format("ends at byte {}", size()),
                .expected = fmt::format("data at byte {}", offset),
-               .advice = "the file is truncated, or was changed while it was read; copy or record it again"});
+               .advice = "the file is truncated, or was changed while it was read; copy or record it again",
+               .kind = "unfinished"});
 }
 
 std::size_t PosixFile::read_some(std::uint64_t offset, void* to, std::size_t count) const {

@@ -29,7 +29,8 @@ std::filesystem::path resolved(const std::filesystem::path& directory, const std
     throw Error(ExitCode::bad_input, {.where = (directory / name).string(),
                                       .found = fmt::format("does not exist (the file of rank {})", rank),
                                       .expected = {},
-                                      .advice = "the dump is incomplete; copy or record it again"});
+                                      .advice = "the dump is incomplete; copy or record it again",
+                                      .kind = "missing"});
   }
   if (error) throw system_error(home / name, "find it", error.value());
   const auto [end, unused] = std::mismatch(home.begin(), home.end(), path.begin(), path.end());
@@ -77,6 +78,9 @@ RankFile::State::State(const std::filesystem::path& directory, const Manifest& t
                                       .advice = {}});
   }
 }
+
+RankFile::State::State(const Manifest& the_manifest, std::int32_t the_rank)
+    : manifest(the_manifest), rank(the_rank), path(the_manifest.rank_file_name(the_rank)), id(next_id()) {}
 
 void RankFile::State::check_root_attributes() const {
   const std::string here = path.string();
@@ -136,6 +140,7 @@ RankFile::State::OpenDataset RankFile::State::filtered_dataset(const StoredShard
 
 RankFile::RankFile(const std::filesystem::path& directory, const Manifest& manifest, std::int32_t rank)
     : state_(std::make_unique<State>(directory, manifest, rank)) {}
+RankFile::RankFile(const Manifest& manifest, std::int32_t rank) : state_(std::make_unique<State>(manifest, rank)) {}
 RankFile::~RankFile() = default;
 
 std::int32_t RankFile::rank() const noexcept {
@@ -153,6 +158,44 @@ const StoredShard& RankFile::locate(std::size_t parameter) const {
   auto& located = state_->located[parameter];
   if (!located) located = state_->find(parameter);
   return *located;
+}
+
+void RankFile::leave_out(std::size_t parameter) const {
+  const std::lock_guard<std::mutex> guard(state_->mutex);
+  state_->located[parameter] = state_->none_shard(parameter);
+}
+
+std::vector<std::string> RankFile::surplus() const {
+  State& state = *state_;
+  const std::lock_guard<std::mutex> guard(state.mutex);
+  if (!state.hdf5_file) return {};
+  std::unordered_set<std::string_view> datasets, names;
+  for (const ParameterEntry& entry : state.manifest.parameters) {
+    if (!state.manifest.holds(entry, state.rank)) continue;
+    datasets.insert(entry.dataset);
+    names.insert(entry.recorded_name());
+  }
+  std::vector<std::string> surplus;
+  if (state.gradients) {
+    for (const std::string& link : hdf5::link_names(state.gradients, state.where("/gradients"))) {
+      if (datasets.count(link) == 0) surplus.push_back("/gradients/" + link);
+    }
+  }
+  const auto append_names = [&](const char* within, const auto& found, const auto& name_of) {
+    std::vector<std::string> unknown;
+    for (const auto& one : found) {
+      if (names.count(name_of(one)) == 0) unknown.push_back(fmt::format("{}, {}", within, name_of(one)));
+    }
+    std::sort(unknown.begin(), unknown.end());
+    surplus.insert(surplus.end(), unknown.begin(), unknown.end());
+  };
+  if (state.packed) {
+    state.load_index();
+    append_names("/packed/index", *state.index, [](const auto& entry) -> const std::string& { return entry.first; });
+  }
+  state.load_none();
+  append_names("/none", *state.none, [](const auto& name) -> const std::string& { return name; });
+  return surplus;
 }
 
 void RankFile::read(const StoredShard& shard, std::uint64_t first, std::uint64_t count, std::byte* to) const {

@@ -40,6 +40,8 @@ class RankFile {
   /// truncated one, another rank's or job's; symlinks that lead out of the dump, anything but a regular file.
   /// Error(resources) for permissions and descriptors.
   RankFile(const std::filesystem::path& directory, const Manifest& manifest, std::int32_t rank);
+  /// Stands for a file that cannot be read: every gradient of the rank is None.
+  RankFile(const Manifest& manifest, std::int32_t rank);
   ~RankFile();
   RankFile(const RankFile&) = delete;
   RankFile& operator=(const RankFile&) = delete;
@@ -53,6 +55,14 @@ class RankFile {
   /// present nor in /none, both, a wrong shape or type, an offset that contradicts the placements, storage that runs
   /// past the end of the file, soft, external or second links, external storage, virtual datasets, an unknown filter.
   [[nodiscard]] const StoredShard& locate(std::size_t parameter) const;
+
+  /// From now on the parameter's gradient is None here. @pre locate() did not find it, or nobody works on it
+  void leave_out(std::size_t parameter) const;
+
+  /// What the file holds beyond the gradients that the manifest gives to this rank: "/gradients/NAME",
+  /// "/packed/index, NAME", "/none, NAME". Ascending in each of these. Other objects of the file are the user's.
+  /// Errors: Error(bad_input) for what is damaged.
+  [[nodiscard]] std::vector<std::string> surplus() const;
 
   /// Reads elements [first, first + count) of the row-major local shard into `to` (host memory).
   /// Errors: Error(bad_input) for a file that ends early (changed while it was read), Error(resources) for EIO and

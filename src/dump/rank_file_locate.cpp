@@ -27,7 +27,8 @@ void check_dtype(DType found, DType expected, const std::string& where) {
   throw Error(ExitCode::bad_input, {.where = where,
                                     .found = "is of type " + std::string(name(found)),
                                     .expected = std::string(name(expected)) + " (by the manifest)",
-                                    .advice = {}});
+                                    .advice = {},
+                                    .kind = "dtype"});
 }
 
 void check_scale(const std::optional<float>& scale, DType dtype, const std::string& where) {
@@ -35,7 +36,8 @@ void check_scale(const std::optional<float>& scale, DType dtype, const std::stri
   throw Error(ExitCode::bad_input, {.where = where,
                                     .found = "has a scale_inv although it is of type " + std::string(name(dtype)),
                                     .expected = "scale_inv only with float8",
-                                    .advice = {}});
+                                    .advice = {},
+                                    .kind = "dtype"});
 }
 
 }  // namespace
@@ -47,7 +49,8 @@ void RankFile::State::check_storage(const hdf5::Dataset& dataset, const std::str
                 {.where = where,
                  .found = fmt::format("{} of its {} chunks were written", dataset.chunks_written, dataset.chunks),
                  .expected = {},
-                 .advice = "the recorder ended too early; record again"});
+                 .advice = "the recorder ended too early; record again",
+                 .kind = "unfinished"});
   }
   if (bytes == 0 || dataset.storage != hdf5::Storage::contiguous) return;
   if (!dataset.offset || dataset.stored_bytes < bytes) {
@@ -55,14 +58,16 @@ void RankFile::State::check_storage(const hdf5::Dataset& dataset, const std::str
                                       .found = fmt::format("{} of its {} bytes were written",
                                                            dataset.offset ? dataset.stored_bytes : 0, bytes),
                                       .expected = {},
-                                      .advice = "the recorder ended too early; record again"});
+                                      .advice = "the recorder ended too early; record again",
+                                      .kind = "unfinished"});
   }
   if (*dataset.offset > file_size || bytes > file_size - *dataset.offset) {
     throw Error(ExitCode::bad_input, {.where = where,
                                       .found = fmt::format("needs bytes {} to {} of the file, which ends at {}",
                                                            *dataset.offset, *dataset.offset + bytes, file_size),
                                       .expected = {},
-                                      .advice = "the file is truncated; copy or record it again"});
+                                      .advice = "the file is truncated; copy or record it again",
+                                      .kind = "unfinished"});
   }
 }
 
@@ -115,6 +120,7 @@ const RankFile::State::OpenDataset& RankFile::State::packed_dataset(DType dtype)
 std::unique_ptr<const StoredShard> RankFile::State::find(std::size_t parameter) {
   const ParameterEntry& entry = manifest.parameters.at(parameter);
   GRADCLIP_CHECK(manifest.holds(entry, rank), "a parameter that the rank does not hold");
+  if (!hdf5_file) return none_shard(parameter);
   const std::string dataset = packed ? "/packed/index" : "/gradients/" + entry.dataset;
   const std::string here =
       fmt::format("{}, {} (parameter {}, rank {})", path.string(), printable(dataset), quoted(entry.name), rank);
@@ -130,24 +136,30 @@ std::unique_ptr<const StoredShard> RankFile::State::find(std::size_t parameter) 
     present = hdf5::link_kind(gradients, entry.dataset, here) != hdf5::LinkKind::none;
   }
   if (present && is_none) {
-    throw Error(
-        ExitCode::bad_input,
-        {.where = here, .found = "is there, and is listed in /none too", .expected = "one of the two", .advice = {}});
+    throw Error(ExitCode::bad_input, {.where = here,
+                                      .found = "is there, and is listed in /none too",
+                                      .expected = "one of the two",
+                                      .advice = {},
+                                      .kind = "extra"});
   }
   if (!present && !is_none) {
     throw Error(ExitCode::bad_input, {.where = here,
                                       .found = "is missing, and is not listed in /none",
                                       .expected = "a gradient, as the manifest gives the parameter to this rank",
-                                      .advice = "the recording is incomplete; record again"});
+                                      .advice = "the recording is incomplete; record again",
+                                      .kind = "missing"});
   }
-  if (is_none) {
-    auto shard = std::make_unique<StoredShard>();
-    shard->none = true;
-    shard->dtype = entry.dtype;
-    shard->dataset = dataset;
-    return shard;
-  }
+  if (is_none) return none_shard(parameter);
   return packed_entry != nullptr ? find_packed(parameter, *packed_entry, here) : find_dataset(parameter, here);
+}
+
+std::unique_ptr<const StoredShard> RankFile::State::none_shard(std::size_t parameter) const {
+  const ParameterEntry& entry = manifest.parameters.at(parameter);
+  auto shard = std::make_unique<StoredShard>();
+  shard->none = true;
+  shard->dtype = entry.dtype;
+  shard->dataset = packed ? "/packed/index" : "/gradients/" + entry.dataset;
+  return shard;
 }
 
 std::unique_ptr<const StoredShard> RankFile::State::find_dataset(std::size_t parameter, const std::string& here) {
@@ -197,7 +209,8 @@ std::unique_ptr<const StoredShard> RankFile::State::find_packed(std::size_t para
                  .found = fmt::format("elements {} to {} of /packed/{}, which has {}", packed_entry.offset,
                                       packed_entry.offset + packed_entry.elements, name(packed_entry.dtype), length),
                  .expected = "a part of it",
-                 .advice = {}});
+                 .advice = {},
+                 .kind = "shape"});
   }
   auto shard = std::make_unique<StoredShard>();
   shard->dtype = packed_entry.dtype;

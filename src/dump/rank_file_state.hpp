@@ -19,6 +19,7 @@ namespace gradclip {
 
 struct RankFile::State {
   State(const std::filesystem::path& directory, const Manifest& manifest, std::int32_t rank);
+  State(const Manifest& manifest, std::int32_t rank);  // without a file
 
   // ---- fixed after construction
   const Manifest& manifest;
@@ -47,6 +48,7 @@ struct RankFile::State {
   void load_none();
   void load_index();
   [[nodiscard]] std::unique_ptr<const StoredShard> find(std::size_t parameter);
+  [[nodiscard]] std::unique_ptr<const StoredShard> none_shard(std::size_t parameter) const;
   [[nodiscard]] std::unique_ptr<const StoredShard> find_dataset(std::size_t parameter, const std::string& where);
   [[nodiscard]] std::unique_ptr<const StoredShard> find_packed(std::size_t parameter, const PackedShard& entry,
                                                                const std::string& where);

@@ -27,7 +27,8 @@ void check_shape(const std::vector<std::int64_t>& found, const ShardLayout& layo
   throw Error(ExitCode::bad_input, {.where = where,
                                     .found = "has the shape " + list(found),
                                     .expected = list(layout.local_shape()) + " (" + source + ")",
-                                    .advice = {}});
+                                    .advice = {},
+                                    .kind = "shape"});
 }
 
 }  // namespace
@@ -64,7 +65,8 @@ ShardLayout recorded_layout(const Manifest& manifest, const ParameterEntry& para
   throw Error(ExitCode::bad_input, {.where = where,
                                     .found = "its global_offset is " + list(*slice.global_offset),
                                     .expected = expected + " (" + from_what(manifest, parameter, rank) + ")",
-                                    .advice = {}});
+                                    .advice = {},
+                                    .kind = "placement"});
 }
 
 }  // namespace gradclip

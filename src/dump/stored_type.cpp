@@ -68,7 +68,8 @@ DType stored_dtype(const ElementType& type, const std::optional<std::string>& na
     throw Error(ExitCode::bad_input, {.where = where,
                                       .found = "the attribute 'dtype' is " + quoted(named->substr(0, 100)),
                                       .expected = "one of " + std::string(dtype_names()),
-                                      .advice = {}});
+                                      .advice = {},
+                                      .kind = "dtype"});
   }
   const auto dtype = dtype_of(type, named_dtype);
   const std::string tag = named ? " with the attribute dtype " + quoted(*named) : " without the attribute dtype";
@@ -80,7 +81,8 @@ DType stored_dtype(const ElementType& type, const std::optional<std::string>& na
          .expected =
              "little-endian float64, float32 or float16; uint16 for bfloat16, uint8 for float8; floats with the "
              "fields of bfloat16 or float8_e5m2; or opaque bytes, and an attribute dtype that says the same",
-         .advice = {}});
+         .advice = {},
+         .kind = "dtype"});
   }
   return *dtype;
 }

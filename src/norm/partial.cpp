@@ -18,13 +18,6 @@ struct PartialSlice {
   ShardLayout layout;
 };
 
-/// One reduction step, from the last Partial dimension to the first; equal operations in a row are one step over all of
-/// their addends.
-struct ReductionStep {
-  PartialOperation operation = PartialOperation::sum;
-  std::size_t fan_in = 1;
-};
-
 /// A chunk's statistics as they travel. Trivially copyable.
 struct CombinedChunk {
   std::uint64_t slice = 0;
@@ -52,20 +45,6 @@ bool has_partial_placement(const ParameterEntry& parameter) {
                      [](const Placement& placement) { return placement.kind == Placement::Kind::partial; });
 }
 
-std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::vector<Placement>& placements) {
-  std::vector<ReductionStep> steps;
-  for (std::size_t d = placements.size(); d-- > 0;) {
-    if (placements[d].kind != Placement::Kind::partial) continue;
-    const auto extent = static_cast<std::size_t>(mesh.shape()[d]);
-    if (!steps.empty() && steps.back().operation == placements[d].operation) {
-      steps.back().fan_in *= extent;
-    } else {
-      steps.push_back({placements[d].operation, extent});
-    }
-  }
-  return steps;
-}
-
 class PartialCombination {
  public:
   /// @param normalizers  by parameter, for the reference's terms; empty: exact terms
@@ -79,9 +58,9 @@ class PartialCombination {
         normalizers_(normalizers),
         exchange_(run.backend, run.comm) {}
 
-  void combine(std::vector<TensorStatistics>& parameters) {
+  std::vector<PartialSliceSum> combine(std::vector<TensorStatistics>& parameters) {
     list_slices();
-    if (slices_.empty()) return;
+    if (slices_.empty()) return {};
     std::vector<Segment> segments;
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       append_segments(segments, i, slices_[i].layout.elements(), chunks_per_segment(slices_[i].addends.size()));
@@ -105,6 +84,7 @@ class PartialCombination {
       }
       begin = end;
     }
+    std::vector<PartialSliceSum> sums;
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       const PartialSlice& slice = slices_[i];
       if (of_slice[i].first_nonfinite != kNowhere) {
@@ -113,7 +93,9 @@ class PartialCombination {
         of_slice[i].first_nonfinite_rank = slice.addends.front();
       }
       add(parameters[slice.parameter], of_slice[i], request_.order);
+      sums.push_back({slice.parameter, slice.addends.front(), of_slice[i]});
     }
+    return sums;
   }
 
  private:
@@ -388,9 +370,23 @@ class PartialCombination {
 
 }  // namespace
 
-void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, const Absences& absences,
-                      std::vector<TensorStatistics>& parameters) {
-  PartialCombination(run, factors_of, order, absences, {}).combine(parameters);
+std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+  std::vector<ReductionStep> steps;
+  for (std::size_t d = placements.size(); d-- > 0;) {
+    if (placements[d].kind != Placement::Kind::partial) continue;
+    const auto extent = static_cast<std::size_t>(mesh.shape()[d]);
+    if (!steps.empty() && steps.back().operation == placements[d].operation) {
+      steps.back().fan_in *= extent;
+    } else {
+      steps.push_back({placements[d].operation, extent});
+    }
+  }
+  return steps;
+}
+
+std::vector<PartialSliceSum> combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
+                                              const Absences& absences, std::vector<TensorStatistics>& parameters) {
+  return PartialCombination(run, factors_of, order, absences, {}).combine(parameters);
 }
 
 std::vector<TensorStatistics> reference_terms_of_full_tensors(Run& run, const FactorsOf& factors_of, NormOrder order,

@@ -7,14 +7,33 @@
 
 namespace gradclip {
 
+/// One reduction step, from the last Partial dimension to the first; equal operations in a row are one step over all of
+/// their addends.
+struct ReductionStep {
+  PartialOperation operation = PartialOperation::sum;
+  std::size_t fan_in = 1;
+};
+
+/// How the addends of a Partial gradient, in coordinate order, become one value.
+[[nodiscard]] std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh,
+                                                         const std::vector<Placement>& placements);
+
+/// The combined value of one slice of a Partial parameter.
+struct PartialSliceSum {
+  std::size_t parameter = 0;
+  std::int32_t rank = 0;  ///< that holds the first addend
+  TensorStatistics statistics;
+};
+
 /// Statistics of every Partial parameter's combined value, written into `parameters` (by parameter). The addends are
 /// scaled first, then combined in coordinate order in float64; a None addend is 0 for sum and avg. Where Partial
 /// dimensions have different operations, the last dimension is reduced first. Collective, in rounds within the memory
 /// budget. Errors: Error(bad_input) for a None addend of max, min or product, and for `product` where `factors_of`
 /// scales.
 /// Where a rank's addend is None and another rank holds a copy of it, that copy is taken.
-void combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order, const Absences& absences,
-                      std::vector<TensorStatistics>& parameters);
+/// @return  the combined slices of all parameters with the rank of their first addend, in a fixed order
+std::vector<PartialSliceSum> combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
+                                              const Absences& absences, std::vector<TensorStatistics>& parameters);
 
 /// The reference's terms of full tensors: the combined values rounded to the gradient's type, as full_tensor() holds
 /// them, then round(round(|x| / m)^p) of each. Only for parameters whose own placements are Partial.

@@ -1,6 +1,7 @@
 #include "gradclip/norm/replicas.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
 
 #include "gradclip/norm/segments.hpp"
 
@@ -46,6 +48,65 @@ void compare(Difference& difference, DType dtype, Values a, Values b, std::uint6
     }
   }
 }
+
+std::string ranks_text(const std::vector<std::int32_t>& ranks) {
+  constexpr std::size_t kMost = 8;
+  const std::span<const std::int32_t> shown(ranks.data(), std::min(ranks.size(), kMost));
+  return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(shown, ", "),
+                     ranks.size() > kMost ? fmt::format(" and {} more", ranks.size() - kMost) : "");
+}
+
+/// Which of one parameter's copies hold the same values, over all of its slices.
+class AgreeingCopies {
+ public:
+  /// @param declared  the copies of the slice; None ones are in `absent`
+  void add_slice(std::int32_t counted, const std::vector<std::int32_t>& declared,
+                 const std::set<std::int32_t>& absent) {
+    Slice& slice = slices_[counted];
+    if (!slice.with_counted.empty()) return;
+    for (const std::int32_t rank : declared) {
+      if (absent.count(rank) == 0) slice.with_counted.push_back(rank);
+    }
+  }
+  void differs(const Suspect& suspect) {
+    Slice& slice = slices_[suspect.rank];
+    std::erase(slice.with_counted, suspect.other_rank);
+    slice.others[suspect.fingerprint].push_back(suspect.other_rank);
+  }
+
+  /// Empty where it goes without saying: two copies.
+  [[nodiscard]] std::string text() const {
+    constexpr std::size_t kMostSlices = 3, kMostClasses = 6;
+    std::string text;
+    std::size_t shown = 0;
+    for (const auto& [counted, slice] : slices_) {
+      std::vector<std::vector<std::int32_t>> classes{slice.with_counted};
+      std::size_t copies = slice.with_counted.size();
+      for (const auto& [fingerprint, ranks] : slice.others) {
+        classes.push_back(ranks);
+        copies += ranks.size();
+      }
+      if (copies < 3) continue;
+      if (++shown > kMostSlices) return text + ", and so on in other slices";
+      std::sort(classes.begin(), classes.end());
+      std::vector<std::string> parts;
+      for (const auto& ranks : classes) parts.push_back(ranks_text(ranks));
+      if (parts.size() > kMostClasses) {
+        parts.resize(kMostClasses);
+        parts.push_back(fmt::format("{} more", classes.size() - kMostClasses));
+      }
+      text += fmt::format("{}{}", shown == 1 ? "; equal to one another: " : "; ", fmt::join(parts, " | "));
+    }
+    return text;
+  }
+
+ private:
+  struct Slice {
+    std::vector<std::int32_t> with_counted;
+    std::map<std::uint64_t, std::vector<std::int32_t>> others;  // by fingerprint
+  };
+  std::map<std::int32_t, Slice> slices_;  // by the copy that counts
+};
 
 /// A suspect's result as it travels. Trivially copyable.
 struct Verdict {
@@ -184,21 +245,27 @@ static_assert(kMostChunksPerSegment <= 64, "a segment's chunks fit a mask");
 }  // namespace
 
 std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& suspects,
-                                      const std::vector<AbsentCopy>& absent) {
+                                      const std::vector<AbsentCopy>& absent, const std::vector<bool>& expert) {
   const Manifest& manifest = run.dump.manifest();
   struct Merged {
+    AgreeingCopies agreement;
+    std::set<std::int32_t> none;
     std::set<std::int32_t> ranks;
     std::uint64_t first = kNowhere;
     std::int32_t first_rank = 0;
     Difference difference;
     std::uint32_t counted = 0;
-    std::size_t absent = 0;
   };
   std::map<std::pair<std::uint32_t, bool>, Merged> by_parameter;  // and whether it is between tied entries
+  std::map<std::uint32_t, std::set<std::int32_t>> left_out;
   for (const AbsentCopy& copy : absent) {
+    if (copy.left_out != 0) {
+      left_out[copy.parameter].insert(copy.rank);
+      continue;
+    }
     Merged& merged = by_parameter[{copy.parameter, false}];
     merged.ranks.insert(copy.rank);
-    ++merged.absent;
+    merged.none.insert(copy.rank);
   }
   std::vector<Verdict> verdicts;
   if (!suspects.empty()) verdicts = ReplicaComparison(run, suspects).verdicts();
@@ -209,6 +276,14 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
     Merged& merged = by_parameter[{suspect.other_parameter, suspect.parameter != suspect.other_parameter}];
     merged.counted = suspect.parameter;
     merged.ranks.insert({suspect.rank, suspect.other_rank});
+    if (suspect.parameter == suspect.other_parameter) {
+      const ParameterEntry& entry = manifest.parameters[suspect.parameter];
+      std::set<std::int32_t> none = left_out[suspect.parameter];
+      none.insert(merged.none.begin(), merged.none.end());
+      merged.agreement.add_slice(suspect.rank, manifest.role(entry, suspect.rank, expert[suspect.parameter]).copies,
+                                 none);
+      merged.agreement.differs(suspect);
+    }
     merged.difference.largest = std::max(merged.difference.largest, verdict.difference.largest);
     merged.difference.nan = merged.difference.nan || verdict.difference.nan;
     const std::uint64_t global = verdict.difference.first;
@@ -230,12 +305,12 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
     if (merged.first != kNowhere) {
       finding.value = merged.difference.nan ? std::numeric_limits<double>::quiet_NaN() : merged.difference.largest;
       finding.index = index_at(manifest.parameters[merged.counted].shape, merged.first);
-      finding.message = fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}",
-                                    *finding.value, merged.first_rank);
+      finding.message = fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}{}",
+                                    *finding.value, merged.first_rank, merged.agreement.text());
     }
-    if (merged.absent != 0) {
+    if (!merged.none.empty()) {
       finding.message += fmt::format("{}the gradient is None on {} of the ranks that should hold copies of it",
-                                     finding.message.empty() ? "" : "; ", merged.absent);
+                                     finding.message.empty() ? "" : "; ", merged.none.size());
     }
     findings.push_back(std::move(finding));
   }
@@ -270,7 +345,7 @@ std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const 
       for (std::size_t i = 0; i < ours.size(); ++i) {
         if (ours[i]->fingerprint == theirs[i]->fingerprint) continue;
         suspects.push_back({static_cast<std::uint32_t>(place->second), static_cast<std::uint32_t>(p), theirs[i]->rank,
-                            ours[i]->rank, ours[i]->statistics.elements});
+                            ours[i]->rank, ours[i]->statistics.elements, ours[i]->fingerprint});
       }
       continue;
     }

@@ -12,9 +12,12 @@ namespace gradclip {
 /// findings: kind `replicas-differ` (or `tied-differ` between entries of a tied weight), one per parameter, in manifest
 /// order, with the largest absolute difference (NaN where NaN meets a number), the first differing global index, and
 /// the ranks of all copies that disagree.
+/// The message says which of more than two copies agree.
 /// @param absent  copies that are None where others are not: part of the same finding.
+/// @param expert  by parameter
 [[nodiscard]] std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& suspects,
-                                                    const std::vector<AbsentCopy>& absent);
+                                                    const std::vector<AbsentCopy>& absent,
+                                                    const std::vector<bool>& expert);
 
 /// Suspects between the entries of tied weights: shards of the same slice whose bytes differ. Entries that are cut
 /// differently are compared by their statistics, and findings are made at once.

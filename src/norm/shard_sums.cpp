@@ -103,7 +103,7 @@ class ParameterFold {
 
   /// @param addends  receives what `total` does for a Partial parameter, whose addends are combined elsewhere
   void fold(TensorStatistics& total, TensorStatistics& addends, std::vector<Suspect>& suspects,
-            std::vector<AbsentCopy>& absent) {
+            std::vector<AbsentCopy>& absent, std::vector<StandIn>& stand_ins) {
     const bool partial = entry_.has_partial();
     for (const ShardResult& result : results_) {
       if (!is_counted_copy(manifest_, entry_, result.rank, expert_)) continue;
@@ -111,6 +111,8 @@ class ParameterFold {
       if (counted == nullptr) continue;
       if (partial) check_addend(*counted);
       add(partial ? addends : total, counted->statistics, order_);
+      if (counted->rank != result.rank && !partial)
+        stand_ins.push_back({parameter_, counted->rank, counted->statistics});
     }
   }
 
@@ -132,7 +134,8 @@ class ParameterFold {
         refuse_sizes(copy,
                      fmt::format("{} elements, as rank {}'s copy has", counted->statistics.elements, counted->rank));
       } else if (copy.fingerprint != counted->fingerprint) {
-        suspects.push_back({parameter_, parameter_, counted->rank, rank, counted->statistics.elements});
+        suspects.push_back(
+            {parameter_, parameter_, counted->rank, rank, counted->statistics.elements, copy.fingerprint});
       }
     }
     if (counted != nullptr) {
@@ -310,6 +313,9 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
 
   std::map<std::pair<std::int32_t, std::uint32_t>, TensorStatistics> by_rank;
   std::map<std::int32_t, RankTorchSum> torch_by_rank;
+  std::map<std::int32_t, TensorStatistics> counted_by_rank;
+  const std::vector<bool> counted_entry = counted_entries(manifest);
+  std::vector<StandIn> stand_ins;
   std::vector<OwnedParameter> owned;
   std::vector<ShardResult> tied;
   const std::size_t step = parameters_per_exchange(run);
@@ -324,6 +330,10 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
         const TensorStatistics seen =
             factors.zero_nonfinite ? with_nonfinite_zeroed(result.statistics) : result.statistics;
         add(by_rank[{result.rank, sums.group_of[result.parameter]}], seen, order);
+        if (counted_entry[result.parameter] && !entry.has_partial() &&
+            is_counted_copy(manifest, entry, result.rank, factors.expert[result.parameter])) {
+          add(counted_by_rank[result.rank], seen, order);
+        }
         RankTorchSum& torch = torch_by_rank[result.rank];
         torch.rank = result.rank;
         add_torch(torch, seen, entry.dtype, order);
@@ -347,7 +357,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
       OwnedParameter parameter{first->parameter, 0, {}, {}};
       for (auto it = first; it != last; ++it) parameter.none += static_cast<std::uint32_t>(it->none);
       ParameterFold(manifest, first->parameter, {first, last}, factors.expert[first->parameter], order)
-          .fold(parameter.statistics, parameter.addends, sums.suspects, sums.absent);
+          .fold(parameter.statistics, parameter.addends, sums.suspects, sums.absent, stand_ins);
       owned.push_back(parameter);
       first = last;
     }
@@ -364,6 +374,19 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
   std::vector<RankGroupSum> rank_sums;
   for (const auto& [key, statistics] : by_rank) rank_sums.push_back({key.first, key.second, statistics});
   sums.rank_sums = gather_values(run.comm, std::span<const RankGroupSum>(rank_sums));
+  std::vector<RankStatistics> counted;
+  for (const auto& [rank, statistics] : counted_by_rank) counted.push_back({rank, statistics});
+  for (const RankStatistics& one : gather_values(run.comm, std::span<const RankStatistics>(counted))) {
+    sums.counted[one.rank] = one.statistics;
+  }
+  stand_ins = gather_values(run.comm, std::span<const StandIn>(stand_ins));
+  std::sort(stand_ins.begin(), stand_ins.end(), [](const StandIn& a, const StandIn& b) {
+    return std::pair(a.parameter, a.rank) < std::pair(b.parameter, b.rank);
+  });
+  for (const StandIn& one : stand_ins) {
+    if (!counted_entry[one.parameter]) continue;
+    add(sums.counted[one.rank], factors.zero_nonfinite ? with_nonfinite_zeroed(one.statistics) : one.statistics, order);
+  }
   std::vector<RankTorchSum> torch_sums;
   for (const auto& [rank, sum] : torch_by_rank) torch_sums.push_back(sum);
   sums.torch_sums = gather_values(run.comm, std::span<const RankTorchSum>(torch_sums));

@@ -2,6 +2,7 @@
 // The first pass: statistics of every shard, summed by parameter and, for what each rank saw, by recorded rank.
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "gradclip/norm/total_norm.hpp"
@@ -26,6 +27,7 @@ struct Suspect {
   std::int32_t rank = 0;              ///< the copy that counts
   std::int32_t other_rank = 0;
   std::uint64_t elements = 0;
+  std::uint64_t fingerprint = 0;  ///< of the other copy: copies with one fingerprint hold the same bytes
 
   friend auto operator<=>(const Suspect&, const Suspect&) = default;
 };
@@ -34,6 +36,7 @@ struct Suspect {
 struct AbsentCopy {
   std::uint32_t parameter = 0;
   std::int32_t rank = 0;
+  std::uint32_t left_out = 0;  ///< 1: not None, but it cannot be read, which is reported elsewhere
 
   friend auto operator<=>(const AbsentCopy&, const AbsentCopy&) = default;
 };
@@ -68,13 +71,21 @@ struct ShardSums {
   std::vector<TensorStatistics> addends;     ///< by parameter: of the counted addends of Partial ones
   std::vector<std::uint32_t> none;           ///< by parameter: ranks whose gradient was None
   std::vector<ShardGroup> groups;
-  std::vector<std::uint32_t> group_of;   ///< by parameter
-  std::vector<RankGroupSum> rank_sums;   ///< of all recorded ranks, ascending
-  std::vector<RankTorchSum> torch_sums;  ///< of all recorded ranks, ascending
-  std::vector<Suspect> suspects;         ///< ascending
-  std::vector<ShardResult> tied;         ///< every shard of tied parameters, by parameter and rank
-  std::vector<AbsentCopy> absent;        ///< ascending
-  std::vector<NoneShard> none_shards;    ///< of this process's recorded ranks
+  std::vector<std::uint32_t> group_of;               ///< by parameter
+  std::vector<RankGroupSum> rank_sums;               ///< of all recorded ranks, ascending
+  std::vector<RankTorchSum> torch_sums;              ///< of all recorded ranks, ascending
+  std::vector<Suspect> suspects;                     ///< ascending
+  std::vector<ShardResult> tied;                     ///< every shard of tied parameters, by parameter and rank
+  std::vector<AbsentCopy> absent;                    ///< ascending
+  std::vector<NoneShard> none_shards;                ///< of this process's recorded ranks
+  std::map<std::int32_t, TensorStatistics> counted;  ///< by recorded rank: what counts there, without Partial gradients
+};
+
+/// A copy that counts in the place of one that is None. Trivially copyable.
+struct StandIn {
+  std::uint32_t parameter = 0;
+  std::int32_t rank = 0;
+  TensorStatistics statistics;
 };
 
 /// Collective; every process gets the same sums (but for none_shards).

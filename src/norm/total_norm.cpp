@@ -1,12 +1,9 @@
 #include "gradclip/norm/total_norm.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <set>
 
+#include "gradclip/norm/findings.hpp"
 #include "gradclip/norm/partial.hpp"
 #include "gradclip/norm/rank_view.hpp"
 #include "gradclip/norm/replicas.hpp"
@@ -14,74 +11,6 @@
 
 namespace gradclip {
 namespace {
-
-void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zeroed, std::vector<Finding>& findings) {
-  for (std::size_t p = 0; p < sums.parameters.size(); ++p) {
-    // What was replaced by 0 in an addend is not seen in the combined value.
-    const bool in_addends = zeroed && manifest.parameters[p].has_partial();
-    const TensorStatistics& statistics = in_addends ? sums.addends[p] : sums.parameters[p];
-    if (statistics.nonfinite() == 0) continue;
-    const ParameterEntry& entry = manifest.parameters[p];
-    findings.push_back(
-        {.kind = "nonfinite",
-         .parameter = entry.name,
-         .ranks = {statistics.first_nonfinite_rank},
-         .index = index_at(entry.shape, statistics.first_nonfinite),
-         .value = static_cast<double>(statistics.nonfinite()),
-         .message = fmt::format("{} NaN, {} +inf and {} -inf of {} elements{}", statistics.nan, statistics.posinf,
-                                statistics.neginf, statistics.elements, zeroed ? ", replaced by 0" : "")});
-  }
-}
-
-void report_undeclared(const Manifest& manifest, const ParameterFactors& factors, std::vector<Finding>& findings) {
-  std::vector<char> seen(static_cast<std::size_t>(manifest.world_size), 0);
-  const ParameterEntry* first = nullptr;
-  std::size_t count = 0, experts = 0;
-  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
-    const ParameterEntry& entry = manifest.parameters[p];
-    if (entry.mesh || entry.copies != Copies::undeclared || entry.ranks.size() < 2) continue;
-    if (first == nullptr) first = &entry;
-    ++count;
-    experts += factors.expert[p] ? 1 : 0;
-    for (const std::int32_t rank : entry.ranks) seen[static_cast<std::size_t>(rank)] = 1;
-  }
-  if (count == 0) return;
-  std::vector<std::int32_t> ranks;
-  for (std::int32_t rank = 0; rank < manifest.world_size; ++rank) {
-    if (seen[static_cast<std::size_t>(rank)] != 0) ranks.push_back(rank);
-  }
-  findings.push_back({.kind = "undeclared-plain-tensor",
-                      .parameter = first->name,
-                      .ranks = std::move(ranks),
-                      .index = {},
-                      .value = static_cast<double>(count),
-                      .message = fmt::format("{} plain tensors on several ranks without \"copies\" in the manifest: {} "
-                                             "taken as replicated, {} of experts as distinct",
-                                             count, count - experts, experts)});
-}
-
-void report_disagreement(const ReferenceView& view, std::vector<Finding>& findings) {
-  if (view.totals.size() < 2) return;
-  std::vector<std::int32_t> ranks;
-  double smallest = std::numeric_limits<double>::infinity(), largest = 0.0;
-  bool nan = false;
-  for (const RankTotal& total : view.totals) {
-    ranks.insert(ranks.end(), total.ranks.begin(), total.ranks.end());
-    nan = nan || std::isnan(total.total);
-    smallest = std::fmin(smallest, total.total);
-    largest = std::fmax(largest, total.total);
-  }
-  std::sort(ranks.begin(), ranks.end());
-  findings.push_back(
-      {.kind = "ranks-disagree",
-       .parameter = {},
-       .ranks = std::move(ranks),
-       .index = {},
-       .value = nan ? std::numeric_limits<double>::quiet_NaN() : largest - smallest,
-       .message = fmt::format("the training step's ranks would have clipped by {} different totals, from "
-                              "{:.9g} to {:.9g}{}",
-                              view.totals.size(), smallest, largest, nan ? ", and NaN" : "")});
-}
 
 void share_out(const Manifest& manifest, const ShardSums& sums, NormResult& result) {
   const std::vector<bool> counted = counted_entries(manifest);
@@ -132,10 +61,17 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
     one.zero_nonfinite = factors.zero_nonfinite;  // an addend that is not a number must not spoil the others
     return one;
   };
-  combine_partials(run, factors_of, order, absences, sums.parameters);
+  const std::vector<PartialSliceSum> slices = combine_partials(run, factors_of, order, absences, sums.parameters);
 
   NormResult result;
   result.order = order;
+  result.ranks = sums.counted;
+  const std::vector<bool> counted = counted_entries(manifest);
+  for (const PartialSliceSum& slice : slices) {
+    if (!counted[slice.parameter]) continue;
+    add(result.ranks[slice.rank], factors.zero_nonfinite ? with_nonfinite_zeroed(slice.statistics) : slice.statistics,
+        order);
+  }
   report_nonfinite(manifest, sums, factors.zero_nonfinite, result.findings);
   if (factors.zero_nonfinite) {
     for (TensorStatistics& parameter : sums.parameters) parameter = with_nonfinite_zeroed(parameter);
@@ -146,18 +82,12 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
   std::vector<Finding> tied;
   std::vector<Suspect> suspects = tied_suspects(run, sums, factors, order, tied);
   suspects.insert(suspects.end(), sums.suspects.begin(), sums.suspects.end());
-  if (result.statistics.elements == 0) {
-    result.findings.push_back({.kind = "nothing-seen",
-                               .parameter = {},
-                               .ranks = {},
-                               .index = {},
-                               .value = {},
-                               .message = "the dump holds no gradient element, so the total is 0"});
-  }
+  report_nothing_seen(result.statistics, result.findings);
   report_disagreement(result.reference, result.findings);
-  for (Finding& finding : compare_replicas(run, suspects, sums.absent)) result.findings.push_back(std::move(finding));
+  for (Finding& finding : compare_replicas(run, suspects, sums.absent, factors.expert))
+    result.findings.push_back(std::move(finding));
   result.findings.insert(result.findings.end(), tied.begin(), tied.end());
-  report_undeclared(manifest, factors, result.findings);
+  report_undeclared(manifest, factors.expert, result.findings);
   return result;
 }
 

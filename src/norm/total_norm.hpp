@@ -3,6 +3,7 @@
 // the same bits for any number of processes and threads (docs/arithmetic.md).
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -67,6 +68,10 @@ struct ReferenceView {
 };
 
 struct NormResult {
+  /// By recorded rank: of the elements that count there, so that all ranks' together are the whole. A copy counts on
+  /// the first rank that holds it and is not None, a tied weight in its first entry, a combined Partial value on the
+  /// rank of its first addend. first_nonfinite is meaningless.
+  std::map<std::int32_t, TensorStatistics> ranks;
   NormOrder order;
   double total = 0.0;                     ///< exact, whatever the numerics
   TensorStatistics statistics;            ///< of all counted elements

@@ -66,20 +66,6 @@ std::string copies_text(Copies copies) {
   return "undeclared";
 }
 
-ReportStatistics statistics_of(const TensorStatistics& tensor) {
-  ReportStatistics statistics;
-  statistics.elements = tensor.elements;
-  statistics.max_abs = tensor.max_abs;
-  if (std::isfinite(tensor.min_abs)) statistics.min_abs = tensor.min_abs;
-  statistics.mean = tensor.mean();
-  statistics.zeros = tensor.zeros;
-  statistics.subnormals = tensor.subnormals;
-  statistics.nan = tensor.nan;
-  statistics.posinf = tensor.posinf;
-  statistics.neginf = tensor.neginf;
-  return statistics;
-}
-
 ReportParameter declared(const Manifest& manifest, const ParameterEntry& entry, bool expert) {
   ReportParameter parameter;
   parameter.name = entry.name;
@@ -209,6 +195,20 @@ ReportReference reference_of(const ReferenceView& view, const ClipResult& result
 
 }  // namespace
 
+ReportStatistics statistics_of(const TensorStatistics& tensor) {
+  ReportStatistics statistics;
+  statistics.elements = tensor.elements;
+  statistics.max_abs = tensor.max_abs;
+  if (std::isfinite(tensor.min_abs)) statistics.min_abs = tensor.min_abs;
+  statistics.mean = tensor.mean();
+  statistics.zeros = tensor.zeros;
+  statistics.subnormals = tensor.subnormals;
+  statistics.nan = tensor.nan;
+  statistics.posinf = tensor.posinf;
+  statistics.neginf = tensor.neginf;
+  return statistics;
+}
+
 Report clip_report(std::string command, const std::filesystem::path& dump, const Manifest& manifest,
                    const TrainingStep& step, const ClipOptions& options, const ClipResult& result,
                    std::optional<std::string> output, ReportRun run) {
@@ -261,6 +261,33 @@ Report inspect_report(const std::filesystem::path& dump, const Manifest& manifes
     if (!entry.mesh) contents.plain_tensors.push_back({i, copies_text(entry.copies), entry.ranks.size()});
   }
   return report;
+}
+
+Report verify_report(const std::filesystem::path& dump, const Manifest* manifest,
+                     const ReportVerification& verification, std::vector<Finding> findings, ReportRun run) {
+  Report report;
+  report.command = "verify";
+  report.dump.path = dump.string();
+  if (manifest != nullptr) report.dump = report_dump(dump, *manifest);
+  report.run = std::move(run);
+  report.verification = verification;
+  report.findings = std::move(findings);
+  return report;
+}
+
+ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest) {
+  ReportDump head;
+  head.path = dump.string();
+  head.step = manifest.step;
+  head.world_size = manifest.world_size;
+  head.parameters = manifest.parameters.size();
+  const std::string ep_axis_name = manifest.training.ep_axis_name.value_or("");
+  for (const ParameterEntry& entry : manifest.parameters) {
+    const ReportParameter parameter = declared(manifest, entry, manifest.is_expert(entry, ep_axis_name));
+    head.elements = add_saturating(head.elements, parameter.elements);
+    head.bytes = add_saturating(head.bytes, parameter.bytes);
+  }
+  return head;
 }
 
 std::optional<std::size_t> first_nonfinite_parameter(const Report& report) {

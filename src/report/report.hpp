@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "gradclip/analysis/diff.hpp"
 #include "gradclip/base/dtype.hpp"
 #include "gradclip/base/finding.hpp"
 #include "gradclip/clip/clip.hpp"
@@ -38,11 +40,14 @@ struct ReportRun {
   std::string communicator;  ///< "single", "mpi", "nccl"
   std::string communicator_detail;
   std::string communicator_reason;
-  std::size_t threads = 1;                ///< of each process
-  std::string numerics;                   ///< as --numerics takes it
-  std::uint64_t memory_budget_bytes = 0;  ///< of each process
-  std::uint64_t memory_peak_bytes = 0;    ///< of the process that needed most
-  double seconds_read = 0.0;              ///< a thread's average, of the slowest process; so are the next two
+  std::size_t threads = 1;                                  ///< of each process
+  std::string numerics;                                     ///< as --numerics takes it
+  std::uint64_t memory_budget_bytes = 0;                    ///< of each process
+  std::uint64_t memory_peak_bytes = 0;                      ///< of the process that needed most
+  std::optional<std::uint64_t> device_memory_budget_bytes;  ///< the smallest of all processes; empty on the CPU
+  std::optional<std::uint64_t> device_memory_peak_bytes;    ///< likewise, of the process that needed most
+  std::optional<std::string> offload;                       ///< what --offload led to; empty without it
+  double seconds_read = 0.0;  ///< a thread's average, of the slowest process; so are the next two
   double seconds_compute = 0.0;
   double seconds_write = 0.0;
   double seconds_total = 0.0;  ///< wall clock
@@ -184,12 +189,93 @@ struct ReportContents {
   std::uint64_t files_with_checksum = 0;
 };
 
+/// What the lines of the table of `norms` are.
+enum class ViewBy : std::uint8_t { parameter, module, group, stage, dtype, rank };
+[[nodiscard]] std::string_view name(ViewBy by) noexcept;  ///< as --by takes it
+
+/// Some of a model's gradients together.
+struct ReportViewLine {
+  std::string name;              ///< module, mesh and placements, stage, type, rank
+  std::uint64_t parameters = 0;  ///< entries in it; by rank those that the rank holds
+  double norm = 0.0;             ///< of the elements that count here; so are the statistics
+  double share = 0.0;
+  ReportStatistics statistics;
+};
+
+/// A model taken apart: the p-th powers of the lines' norms add up to the total's.
+struct ReportView {
+  ViewBy by = ViewBy::parameter;
+  std::optional<std::size_t> depth;  ///< by module: levels from the root; empty: all
+  std::vector<ReportViewLine> lines;
+};
+
+/// What `verify` looked at, and what vouches for it.
+struct ReportVerification {
+  bool manifest = false;              ///< whether it could be read: else nothing else was looked at
+  bool manifest_checksum = false;     ///< whether it has one
+  std::uint64_t files = 0;            ///< rank files that could be read
+  std::uint64_t file_checksums = 0;   ///< rank files of which the manifest has a checksum
+  std::uint64_t shards = 0;           ///< gradients that were found in them
+  std::uint64_t shard_checksums = 0;  ///< of them with a checksum of their own
+};
+
+/// An element that differs, with both values.
+struct ReportElement {
+  std::vector<std::int64_t> index;  ///< global
+  double a = 0.0;
+  double b = 0.0;
+};
+
+/// A number and where it is.
+struct ReportExtreme {
+  double value = 0.0;
+  std::vector<std::int64_t> index;
+};
+
+/// One parameter of `diff`. What was not compared (missing, extra, shapes that differ) has no numbers.
+struct ReportDifference {
+  std::string name;                          ///< in A; of an extra one in B
+  std::optional<std::string> name_in_other;  ///< in B, where a name map changed it
+  std::string status;                        ///< "equal", "differs", "missing", "extra"
+  std::optional<DType> dtype;                ///< in A
+  std::optional<DType> dtype_in_other;       ///< in B
+  std::vector<std::int64_t> shape;           ///< of the comparison; in A, or in B of an extra one, where there is none
+  std::optional<double> relative;            ///< rtol that was applied
+  std::optional<std::uint64_t> elements;     ///< empty: not compared; then so is the rest
+  std::uint64_t different = 0;
+  std::uint64_t nan_different = 0;
+  std::uint64_t none_different = 0;
+  std::optional<ReportExtreme> max_abs;  ///< empty where no numbers differ
+  std::optional<ReportExtreme> max_rel;
+  double relative_l2 = 0.0;
+  double relative_l2_epsilons = 0.0;  ///< in epsilons of the narrower type
+  std::optional<double> cosine;
+  std::optional<double> norm_ratio;
+  std::optional<std::vector<std::int64_t>> first_different;
+  std::vector<ReportElement> worst;
+};
+
+/// What `diff` adds; Report::dump is A.
+struct ReportDiff {
+  ReportDump other;                ///< B
+  bool same_path = false;          ///< A and B are one directory
+  std::optional<double> relative;  ///< empty: the epsilon of the narrower type; or ulps is given
+  std::optional<double> absolute;
+  std::optional<std::uint64_t> ulps;
+  bool equal_nan = false;
+  std::vector<ReportDifference> parameters;  ///< in A's model order, then what only B has
+  std::optional<std::size_t> first;          ///< index into parameters: the first that is not equal
+};
+
 struct Report {
   std::string command;
   ReportDump dump;
-  std::optional<std::string> output;       ///< command clip: where the clipped dump is
-  std::optional<ReportRun> run;            ///< empty for inspect
-  std::optional<ReportContents> contents;  ///< inspect
+  std::optional<std::string> output;               ///< command clip: where the clipped dump is
+  std::optional<ReportRun> run;                    ///< empty for inspect
+  std::optional<ReportContents> contents;          ///< inspect
+  std::optional<ReportView> view;                  ///< norms --by anything but parameter
+  std::optional<ReportVerification> verification;  ///< verify
+  std::optional<ReportDiff> diff;                  ///< diff
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
@@ -209,8 +295,31 @@ struct Report {
                                  const TrainingStep& step, const ClipOptions& options, const ClipResult& result,
                                  std::optional<std::string> output, ReportRun run);
 
+/// A view of what clip_report() was made from. @param depth  by module only
+/// @pre by is not parameter; result has a norm
+[[nodiscard]] ReportView view_of(ViewBy by, std::optional<std::size_t> depth, const Manifest& manifest,
+                                 const TrainingStep& step, const NormResult& result);
+
+/// The statistics of a tensor as a report has them.
+[[nodiscard]] ReportStatistics statistics_of(const TensorStatistics& tensor);
+
 /// The report of `inspect`, from the manifest alone.
 [[nodiscard]] Report inspect_report(const std::filesystem::path& dump, const Manifest& manifest);
+
+/// The report of `verify`: the head, what was looked at, and findings.
+/// @param manifest  null where it could not be read
+[[nodiscard]] Report verify_report(const std::filesystem::path& dump, const Manifest* manifest,
+                                   const ReportVerification& verification, std::vector<Finding> findings,
+                                   ReportRun run);
+
+/// The report of `diff`.
+/// @param a, b  the dumps' paths
+[[nodiscard]] Report diff_report(const std::filesystem::path& a, const Manifest& manifest_a,
+                                 const std::filesystem::path& b, const Manifest& manifest_b, const DiffRule& rule,
+                                 const DiffResult& result, ReportRun run);
+
+/// The dump and its size, from the manifest.
+[[nodiscard]] ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest);
 
 /// Index of the first parameter with a NaN or an infinity, in model order.
 [[nodiscard]] std::optional<std::size_t> first_nonfinite_parameter(const Report& report);

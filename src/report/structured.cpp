@@ -2,135 +2,17 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <string_view>
-#include <type_traits>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/manifest.hpp"
+#include "gradclip/report/structured_pieces.hpp"
 
 namespace gradclip {
 namespace {
 
-std::string json_text(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-}
-
-/// Commas, line breaks and nesting; the caller names members in order.
-class JsonWriter {
- public:
-  enum class Layout : std::uint8_t { lines, one_line };
-
-  explicit JsonWriter(std::ostream& out) : out_(out) {}
-
-  void open(char bracket, Layout layout) {
-    separate();
-    out_ << bracket;
-    levels_.push_back({bracket, layout, true});
-  }
-  void close() {
-    const Level level = levels_.back();
-    levels_.pop_back();
-    if (level.layout == Layout::lines && !level.empty) new_line();
-    out_ << (level.bracket == '{' ? '}' : ']');
-    if (levels_.empty()) out_ << '\n';
-  }
-  void key(std::string_view name) {
-    separate();
-    out_ << json_text(name) << ": ";
-    after_key_ = true;
-  }
-
-  void value(std::nullptr_t) { put("null"); }
-  void value(bool boolean) { put(boolean ? "true" : "false"); }
-  void value(double number) { put(json_number(number)); }
-  void value(std::string_view text) { put(json_text(text)); }
-  void value(const char* text) { value(std::string_view(text)); }
-  void value(const std::string& text) { value(std::string_view(text)); }
-  template <class Integer>
-  requires std::is_integral_v<Integer>
-  void value(Integer integer) { put(fmt::to_string(integer)); }
-  template <class Value>
-  void value(const std::optional<Value>& optional) {
-    if (optional) {
-      value(*optional);
-    } else {
-      value(nullptr);
-    }
-  }
-  template <class Value>
-  void value(const std::vector<Value>& values) {
-    open('[', Layout::one_line);
-    for (const Value& each : values) value(each);
-    close();
-  }
-
-  template <class Value>
-  void member(std::string_view name, const Value& of) {
-    key(name);
-    value(of);
-  }
-  void open_member(std::string_view name, char bracket, Layout layout) {
-    key(name);
-    open(bracket, layout);
-  }
-
- private:
-  struct Level {
-    char bracket;
-    Layout layout;
-    bool empty;
-  };
-
-  void put(std::string_view text) {
-    separate();
-    out_ << text;
-  }
-  void separate() {
-    if (after_key_) {
-      after_key_ = false;
-      return;
-    }
-    if (levels_.empty()) return;
-    Level& level = levels_.back();
-    if (!level.empty) out_ << (level.layout == Layout::lines ? "," : ", ");
-    if (level.layout == Layout::lines) new_line();
-    level.empty = false;
-  }
-  void new_line() {
-    out_ << '\n';
-    for (std::size_t i = 0; i < levels_.size(); ++i) out_ << "  ";
-  }
-
-  std::ostream& out_;
-  std::vector<Level> levels_;
-  bool after_key_ = false;
-};
-
 using Layout = JsonWriter::Layout;
-
-void write_run(JsonWriter& json, const ReportRun& run) {
-  json.open_member("run", '{', Layout::lines);
-  json.member("processes", run.processes);
-  json.member("device", run.device);
-  json.member("device_detail", run.device_detail);
-  json.member("device_reason", run.device_reason);
-  json.member("communicator", run.communicator);
-  json.member("communicator_detail", run.communicator_detail);
-  json.member("communicator_reason", run.communicator_reason);
-  json.member("threads", run.threads);
-  json.member("numerics", run.numerics);
-  json.member("memory_budget_bytes", run.memory_budget_bytes);
-  json.member("memory_peak_bytes", run.memory_peak_bytes);
-  json.open_member("seconds", '{', Layout::one_line);
-  json.member("read", run.seconds_read);
-  json.member("compute", run.seconds_compute);
-  json.member("write", run.seconds_write);
-  json.member("total", run.seconds_total);
-  json.close();
-  json.close();
-}
 
 void write_contents(JsonWriter& json, const Report& report) {
   const ReportContents& contents = *report.contents;
@@ -315,39 +197,65 @@ void write_parameter(JsonWriter& json, const Report& report, const ReportParamet
   json.close();
 }
 
-void write_finding(JsonWriter& json, const Finding& finding) {
-  json.open('{', Layout::one_line);
-  json.member("kind", finding.kind);
-  json.member("parameter", finding.parameter.empty() ? std::nullopt : std::optional<std::string>(finding.parameter));
-  json.member("ranks", finding.ranks);
-  json.member("index", finding.index);
-  json.member("value", finding.value);
-  json.member("message", finding.message);
+void write_view(JsonWriter& json, const ReportView& view) {
+  json.open_member("view", '{', Layout::lines);
+  json.member("by", name(view.by));
+  json.member("depth", view.depth);
+  json.open_member("lines", '[', Layout::lines);
+  for (const ReportViewLine& line : view.lines) {
+    const ReportStatistics& measured = line.statistics;
+    json.open('{', Layout::one_line);
+    json.member("name", line.name);
+    json.member("parameters", line.parameters);
+    json.member("elements", measured.elements);
+    json.member("norm", line.norm);
+    json.member("share", line.share);
+    json.member("max_abs", measured.max_abs);
+    json.member("min_abs", measured.min_abs);
+    json.member("mean", measured.mean);
+    json.member("zeros", measured.zeros);
+    json.member("subnormals", measured.subnormals);
+    json.member("nan", measured.nan);
+    json.member("posinf", measured.posinf);
+    json.member("neginf", measured.neginf);
+    json.close();
+  }
+  json.close();
   json.close();
 }
 
-std::string csv_text(std::string_view text) {
-  constexpr std::string_view kFormula = "=+-@\t\r";
-  std::string cell;
-  if (!text.empty() && kFormula.find(text.front()) != std::string_view::npos) cell += '\'';
-  cell += text;
-  if (cell.find_first_of(",\"\r\n") == std::string::npos) return cell;
-  std::string quoted_cell = "\"";
-  for (const char c : cell) {
-    quoted_cell += c;
-    if (c == '"') quoted_cell += '"';
+void write_verification(JsonWriter& json, const ReportVerification& verification) {
+  json.open_member("checked", '{', Layout::one_line);
+  json.member("manifest", verification.manifest);
+  json.member("files", verification.files);
+  json.member("shards", verification.shards);
+  json.close();
+  json.open_member("checksums", '{', Layout::one_line);
+  json.member("manifest", verification.manifest_checksum);
+  json.member("files", verification.file_checksums);
+  json.member("shards", verification.shard_checksums);
+  json.close();
+}
+
+void write_view_csv(const ReportView& view, std::ostream& out) {
+  out << name(view.by)
+      << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf\n";
+  for (const ReportViewLine& line : view.lines) {
+    const ReportStatistics& measured = line.statistics;
+    out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_text(line.name), line.parameters,
+                       measured.elements, csv_number(line.norm), csv_number(line.share), csv_number(measured.max_abs),
+                       csv_number(measured.min_abs), csv_number(measured.mean), measured.zeros, measured.subnormals,
+                       measured.nan, measured.posinf, measured.neginf);
   }
-  return quoted_cell + '"';
 }
 
-std::string csv_number(double number) {
-  std::string text = json_number(number);
-  std::erase(text, '"');
-  return text;
-}
-
-std::string csv_number(std::optional<double> number) {
-  return number ? csv_number(*number) : std::string();
+void write_findings_csv(const Report& report, std::ostream& out) {
+  out << "kind,parameter,ranks,index,value,message\n";
+  for (const Finding& finding : report.findings) {
+    const std::string index = finding.index ? fmt::format("{}", fmt::join(*finding.index, " ")) : std::string();
+    out << fmt::format("{},{},{},{},{},{}\n", csv_text(finding.kind), csv_text(finding.parameter),
+                       fmt::join(finding.ranks, " "), index, csv_number(finding.value), csv_text(finding.message));
+  }
 }
 
 }  // namespace
@@ -375,15 +283,9 @@ void write_json(const Report& report, std::ostream& out) {
   json.member("format", "gradclip.report");
   json.member("version", kReportVersion);
   json.member("command", report.command);
-  json.open_member("dump", '{', Layout::lines);
-  json.member("path", report.dump.path);
-  json.member("step", report.dump.step);
-  json.member("world_size", report.dump.world_size);
-  json.member("parameters", report.dump.parameters);
-  json.member("elements", report.dump.elements);
-  json.member("bytes", report.dump.bytes);
-  json.close();
+  write_dump(json, "dump", report.dump);
   if (report.command == "clip") json.member("output", report.output);
+  if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
   if (report.contents) write_contents(json, report);
   if (report.scale) {
@@ -400,13 +302,18 @@ void write_json(const Report& report, std::ostream& out) {
   } else if (report.norm) {
     json.member("reference", nullptr);
   }
-  write_groupings(json, report);
-  json.open_member("parameters", '[', Layout::lines);
-  for (const ReportParameter& parameter : report.parameters) write_parameter(json, report, parameter);
-  json.close();
-  json.open_member("findings", '[', Layout::lines);
-  for (const Finding& finding : report.findings) write_finding(json, finding);
-  json.close();
+  if (report.verification) {
+    write_verification(json, *report.verification);
+  } else if (report.diff) {
+    write_diff(json, *report.diff);
+  } else {
+    if (report.view) write_view(json, *report.view);
+    write_groupings(json, report);
+    json.open_member("parameters", '[', Layout::lines);
+    for (const ReportParameter& parameter : report.parameters) write_parameter(json, report, parameter);
+    json.close();
+  }
+  write_findings(json, report.findings);
   json.close();
 }
 
@@ -425,6 +332,18 @@ void write_json(const FactSheet& sheet, std::ostream& out) {
 }
 
 void write_csv(const Report& report, std::ostream& out) {
+  if (report.verification) {
+    write_findings_csv(report, out);
+    return;
+  }
+  if (report.diff) {
+    write_diff_csv(*report.diff, out);
+    return;
+  }
+  if (report.view) {
+    write_view_csv(*report.view, out);
+    return;
+  }
   out << "name,model_part,shape,dtype,mesh,placements,expert,counted,elements,norm,share,max_abs,min_abs,mean,"
          "zeros,subnormals,nan,posinf,neginf,first_nonfinite_index,first_nonfinite_rank\n";
   for (const ReportParameter& parameter : report.parameters) {

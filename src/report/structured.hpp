@@ -20,8 +20,9 @@ enum class ReportFormat : std::uint8_t { json, csv };
 void write_json(const Report& report, std::ostream& out);
 void write_json(const FactSheet& sheet, std::ostream& out);
 
-/// The parameters, one a line under a line of column names (RFC 4180, lines end in \n). Text that a spreadsheet would
-/// take for a formula (it begins with = + - @, a tab or a carriage return) begins with an apostrophe.
+/// The parameters (for `verify` the findings, with a view its lines), one a line under a line of column names (RFC
+/// 4180, lines end in \n). Text that a spreadsheet would take for a formula (it begins with = + - @, a tab or a
+/// carriage return) begins with an apostrophe.
 void write_csv(const Report& report, std::ostream& out);
 
 void write(const Report& report, ReportFormat format, std::ostream& out);

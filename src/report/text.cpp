@@ -10,82 +10,18 @@
 #include <ostream>
 
 #include "gradclip/base/error.hpp"
+#include "gradclip/report/text_pieces.hpp"
 
 namespace gradclip {
 namespace {
 
-constexpr std::size_t kLabelWidth = 13;
-constexpr std::size_t kValueWidth = 22;
 constexpr std::size_t kMostFindings = 10;
 constexpr std::size_t kMostRows = 20;  // of a list that the JSON has in full
 constexpr std::size_t kLargest = 3;
 
-enum class Ink : std::uint8_t { plain, strong, faint, warning, alarm };
-
-std::string paint(const TextStyle& style, Ink ink, std::string_view text) {
-  if (!style.colour || ink == Ink::plain) return std::string(text);
-  constexpr std::array<std::string_view, 5> kCodes{"0", "1", "2", "33", "31;1"};
-  return fmt::format("\x1b[{}m{}\x1b[0m", kCodes[static_cast<std::size_t>(ink)], text);
-}
-
-/// "label        value                  remark"
-void line(std::ostream& out, const TextStyle& style, std::string_view label, std::string_view value,
-          std::string_view remark = {}, Ink ink = Ink::plain) {
-  out << paint(style, Ink::faint, fmt::format("{:<{}}", label, kLabelWidth)) << ' ';
-  if (remark.empty()) {
-    out << paint(style, ink, value);
-  } else {
-    const std::size_t taken = columns(value);
-    out << paint(style, ink, value) << std::string(taken < kValueWidth ? kValueWidth - taken : 0, ' ') << "  "
-        << remark;
-  }
-  out << '\n';
-}
-
-std::string left(std::string_view text, std::size_t width) {
-  const std::size_t taken = columns(text);
-  return std::string(text) + std::string(taken < width ? width - taken : 0, ' ');
-}
-
-std::string counted(std::uint64_t number, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", grouped(number), number == 1 ? one : many);
-}
-
-std::string percent(double share) {
-  if (std::isnan(share)) return "nan";
-  return fmt::format("{:.2f} %", 100.0 * share);
-}
-
-std::string index_text(const std::vector<std::int64_t>& index) {
-  return fmt::format("[{}]", fmt::join(index, ", "));
-}
-
-std::string ranks_text(std::span<const std::int32_t> ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks));
-}
-
-std::string comma_separated(const std::vector<std::string>& texts) {
-  std::string result;
-  for (const std::string& text : texts) {
-    if (text.empty()) continue;
-    if (!result.empty()) result += ", ";
-    result += text;
-  }
-  return result;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Lines that `clip` and `norms` share
 // ---------------------------------------------------------------------------------------------------------------------
-
-void write_head(const Report& report, const TextStyle& style, std::ostream& out) {
-  const ReportDump& dump = report.dump;
-  out << paint(style, Ink::strong, "gradclip " + report.command) << ' ' << printable(dump.path) << '\n';
-  if (dump.step) out << "step " << *dump.step << ", ";
-  out << counted(static_cast<std::uint64_t>(dump.world_size), "rank", "ranks") << ", "
-      << counted(dump.parameters, "parameter", "parameters") << ", " << counted(dump.elements, "element", "elements")
-      << ", " << human_bytes(static_cast<double>(dump.bytes)) << " of gradients\n\n";
-}
 
 void write_total(const Report& report, const TextStyle& style, std::ostream& out) {
   const ReportNorm& norm = *report.norm;
@@ -194,6 +130,22 @@ void write_nonfinite(const Report& report, const TextStyle& style, std::ostream&
   }
 }
 
+/// What matters most where there is any, above a table that may be long.
+void write_first_nonfinite(const Report& report, const TextStyle& style, std::ostream& out) {
+  const std::optional<std::size_t> first = first_nonfinite_parameter(report);
+  if (!first) return;
+  const ReportParameter& parameter = report.parameters[*first];
+  std::string place;
+  if (parameter.first_nonfinite) {
+    place =
+        fmt::format(" {} on rank {}", index_text(parameter.first_nonfinite->index), parameter.first_nonfinite->rank);
+  }
+  out << paint(style, Ink::alarm,
+               fmt::format("first NaN or infinity in model order: {}{} ({})", printable(parameter.name), place,
+                           nonfinite_counts(*parameter.statistics)))
+      << "\n\n";
+}
+
 void write_findings(const Report& report, const TextStyle& style, std::ostream& out) {
   if (report.findings.empty()) {
     line(out, style, "findings", "none");
@@ -224,6 +176,7 @@ void write_findings(const Report& report, const TextStyle& style, std::ostream& 
 
 void write_run(const Report& report, const TextStyle& style, std::ostream& out) {
   const ReportRun& run = *report.run;
+  const auto bytes = [](std::uint64_t count) { return human_bytes(static_cast<double>(count)); };
   std::string speed;
   if (run.seconds_total > 0.0) {
     speed = fmt::format("{}/s of gradients", human_bytes(static_cast<double>(report.dump.bytes) / run.seconds_total));
@@ -243,9 +196,14 @@ void write_run(const Report& report, const TextStyle& style, std::ostream& out) 
        fmt::format("{} with {}{}, {}", run.processes, counted(run.threads, "thread", "threads"),
                    run.processes > 1 ? " each" : "",
                    described(run.communicator, run.communicator_detail, run.communicator_reason)));
-  line(out, style, "memory",
-       fmt::format("{} at most, budget {} a process", human_bytes(static_cast<double>(run.memory_peak_bytes)),
-                   human_bytes(static_cast<double>(run.memory_budget_bytes))));
+  std::string memory =
+      fmt::format("{} at most, budget {} a process", bytes(run.memory_peak_bytes), bytes(run.memory_budget_bytes));
+  if (run.device_memory_peak_bytes) {
+    memory += fmt::format("; on the device {} at most", bytes(*run.device_memory_peak_bytes));
+    if (run.device_memory_budget_bytes) memory += fmt::format(", budget {}", bytes(*run.device_memory_budget_bytes));
+  }
+  line(out, style, "memory", memory);
+  if (run.offload) line(out, style, "offload", printable(*run.offload));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -275,45 +233,6 @@ void write_coefficient(const Report& report, const TextStyle& style, std::ostrea
     line(out, style, "total after", fmt::format("{}", *clip.total_after), "measured on what was written",
          std::isfinite(*clip.total_after) ? Ink::strong : Ink::alarm);
   }
-}
-
-/// Indices of all parameters in the order that is asked for; only the first `top` of it are sorted.
-std::vector<std::size_t> ordered_parameters(const Report& report, const TableOptions& options) {
-  std::vector<std::size_t> order(report.parameters.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  const std::size_t rows = options.top == 0 ? order.size() : std::min(options.top, order.size());
-  const auto descending = [&](auto value) {
-    const auto before = [&, value](std::size_t a, std::size_t b) {
-      const double x = value(report.parameters[a]), y = value(report.parameters[b]);
-      const bool x_nan = std::isnan(x), y_nan = std::isnan(y);
-      if (x_nan != y_nan) return x_nan;
-      if (!x_nan && x != y) return x > y;
-      return a < b;
-    };
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(rows), order.end(), before);
-  };
-  switch (options.order) {
-    case ParameterOrder::model:
-      break;
-    case ParameterOrder::norm:
-      descending([](const ReportParameter& p) { return p.norm.value_or(-1.0); });
-      break;
-    case ParameterOrder::max:
-      descending([](const ReportParameter& p) { return p.statistics ? p.statistics->max_abs : -1.0; });
-      break;
-    case ParameterOrder::nan:
-      descending([](const ReportParameter& p) {
-        return p.statistics ? static_cast<double>(p.statistics->nonfinite()) : -1.0;
-      });
-      break;
-    case ParameterOrder::name:
-      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return report.parameters[a].name < report.parameters[b].name;
-      });
-      break;
-  }
-  order.resize(rows);
-  return order;
 }
 
 void write_largest(const Report& report, const TextStyle& style, std::ostream& out) {
@@ -495,47 +414,9 @@ void write_summary(const Report& report, const TextStyle& style, std::ostream& o
 
 void write_norms(const Report& report, const TableOptions& options, const TextStyle& style, std::ostream& out) {
   write_head(report, style, out);
-  const std::vector<std::size_t> order = ordered_parameters(report, options);
-  const ReportStatistics total = report.norm->statistics.value_or(ReportStatistics{});
-
-  constexpr std::size_t kNumbers = 12 + 9 + 12 + 13;
-  const std::size_t zeros_width = std::max<std::size_t>(grouped(total.zeros).size(), 5) + 2;
-  const std::size_t nan_width = std::max<std::size_t>(grouped(total.nan).size(), 3) + 2;
-  const std::size_t inf_width = std::max<std::size_t>(grouped(total.posinf + total.neginf).size(), 3) + 2;
-  const std::size_t counts_width = zeros_width + nan_width + inf_width;
-  std::size_t name_width = 5;
-  for (const std::size_t index : order) {
-    name_width = std::max(name_width, columns(printable(report.parameters[index].name)));
-  }
-  if (style.width != 0) {
-    const std::size_t room = style.width > kNumbers + counts_width ? style.width - kNumbers - counts_width : 0;
-    name_width = std::min(name_width, std::max<std::size_t>(room, 12));
-  }
-
-  const auto row = [&](std::string_view label, double norm, double share, const ReportStatistics& statistics) {
-    return fmt::format("{}{:>12.6g}{:>9}{:>12.6g}{:>13.5g}{:>{}}{:>{}}{:>{}}", left(label, name_width), norm,
-                       percent(share), statistics.max_abs, statistics.mean, grouped(statistics.zeros), zeros_width,
-                       grouped(statistics.nan), nan_width, grouped(statistics.posinf + statistics.neginf), inf_width);
-  };
-  const std::string header =
-      fmt::format("{}{:>12}{:>9}{:>12}{:>13}{:>{}}{:>{}}{:>{}}", left("name", name_width), "norm", "share", "max",
-                  "mean", "zeros", zeros_width, "nan", nan_width, "inf", inf_width);
-  out << paint(style, Ink::faint, header) << '\n';
-  for (const std::size_t index : order) {
-    const ReportParameter& parameter = report.parameters[index];
-    if (!parameter.statistics) continue;
-    out << paint(style, parameter.statistics->nonfinite() != 0 ? Ink::alarm : Ink::plain,
-                 row(shortened(printable(parameter.name), name_width), parameter.norm.value_or(0.0),
-                     parameter.share.value_or(0.0), *parameter.statistics))
-        << '\n';
-  }
-  if (order.size() < report.parameters.size()) {
-    out << fmt::format("... {} of {} parameters shown\n", grouped(order.size()), grouped(report.parameters.size()));
-  }
-  const bool finite = std::isfinite(report.norm->total);
-  out << paint(style, Ink::strong,
-               row("total", report.norm->total, finite ? (total.elements != 0 ? 1.0 : 0.0) : std::nan(""), total))
-      << "\n\n";
+  write_first_nonfinite(report, style, out);
+  write_norms_table(report, options, style, out);
+  out << '\n';
 
   write_total(report, style, out);
   write_recorded(report, style, out);

@@ -23,6 +23,8 @@ struct TableOptions {
   ParameterOrder order =
       ParameterOrder::model;  ///< numbers descending (NaN first), names ascending, ties in model order
   std::size_t top = 0;        ///< rows; 0: all
+  ViewBy by = ViewBy::parameter;
+  std::optional<std::size_t> depth = std::nullopt;  ///< by module: levels from the root; empty: all
 };
 
 /// The summary of `clip`: the total, what the ranks saw and the step recorded, the coefficient, the total after, the
@@ -35,6 +37,12 @@ void write_norms(const Report& report, const TableOptions& options, const TextSt
 
 /// The answer of `inspect`.
 void write_contents(const Report& report, const TextStyle& style, std::ostream& out);
+
+/// The answer of `verify`: "clean", or the findings by kind, worst first; what was looked at and what vouches for it.
+void write_verification(const Report& report, const TextStyle& style, std::ostream& out);
+
+/// The answer of `diff`: "equal" or what differs, the parameters that differ most, findings, how it ran.
+void write_differences(const Report& report, const TextStyle& style, std::ostream& out);
 
 void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& out);
 

@@ -1,11 +1,15 @@
 #pragma once
 // Shards through a backend, block by block, within bounded memory.
 //
-// Every worker thread takes the next block, reads it, has the backend work on it while it is in the cache, and hands
-// the result on (or writes it): reading, computing and writing of different blocks overlap by there being several
-// workers, and the kernel reads ahead. Nothing is handed from thread to thread, because on a host whose files are in
-// the page cache the hand-over of a block from one core's cache to another's costs more than it hides
+// On the host every worker thread takes the next block, reads it, has the backend work on it while it is in the cache,
+// and hands the result on (or writes it): reading, computing and writing of different blocks overlap by there being
+// several workers, and the kernel reads ahead. Nothing is handed from thread to thread, because on a host whose files
+// are in the page cache the hand-over of a block from one core's cache to another's costs more than it hides
 // (docs/architecture.md).
+//
+// On a device every worker has two slots: while the device works on the block in one, the worker reads the next block
+// into the other, and while it works on that, the worker writes the first. Shards that were measured stay on the device
+// as far as they fit (gradient_storage.hpp).
 
 #include <atomic>
 #include <cstdint>
@@ -17,14 +21,20 @@
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/dump/dump_reader.hpp"
 #include "gradclip/dump/dump_writer.hpp"
+#include "gradclip/stream/gradient_storage.hpp"
 
 namespace gradclip {
 
 struct StreamOptions {
-  std::size_t threads = 1;
+  std::size_t threads = 1;                           ///< on a device fewer where their slots do not fit the budgets
   std::size_t memory_budget = std::size_t{1} << 30;  ///< bytes of this process
-  /// Bytes of gradients per block; the default keeps a block in a core's second-level cache together with its result.
-  std::size_t block_bytes = std::size_t{1} << 20;
+  /// Bytes of device memory that slots and kept shards take together; but always the slots of one worker.
+  std::size_t device_memory_budget = std::size_t{1} << 30;
+  /// Passes take one model part after another, and the parts wait for theirs in host memory (training/offload.hpp).
+  bool offload = false;
+  /// Bytes of gradients per block. 0: 1 MiB on the host, which keeps a block in a core's second-level cache together
+  /// with its result; 4 MiB on a device, where a block has to be worth the calls.
+  std::size_t block_bytes = 0;
   /// Called with the bytes of every finished block, from any thread. May be empty.
   std::function<void(std::uint64_t)> progress;
 };
@@ -36,6 +46,7 @@ struct ShardTask {
   std::shared_ptr<const RankFile> file;
   const StoredShard* shard = nullptr;  ///< owned by file; not None
   std::uint32_t factors = 0;           ///< index into the factors given with the tasks
+  std::int64_t model_part = 0;         ///< of the parameter
   bool fingerprint = false;            ///< whether the stored bytes are to be hashed
   bool measured = true;                ///< whether the sink is to hear of it
 };
@@ -43,7 +54,7 @@ struct ShardTask {
 /// Seconds that all workers of this process spent, added up.
 struct StreamTimes {
   double read = 0.0;
-  double compute = 0.0;
+  double compute = 0.0;  ///< with what was waited for the device
   double write = 0.0;
 };
 
@@ -59,31 +70,53 @@ struct MeasuredChunk {
 /// Receives the chunks of a task in order, one call at a time per task, from any thread.
 using ChunkSink = std::function<void(const MeasuredChunk&)>;
 
+struct StreamWorker;
+
+/// One pass at a time.
 class ShardStream {
  public:
-  ShardStream(Backend& backend, const StreamOptions& options) : backend_(backend), options_(options) {}
+  ShardStream(Backend& backend, const StreamOptions& options);
+  ~ShardStream();
+  ShardStream(const ShardStream&) = delete;
+  ShardStream& operator=(const ShardStream&) = delete;
 
-  /// Statistics of every task's scaled values.
+  /// Statistics of every task's scaled values. On a device, shards are kept while there is room.
   void measure(std::span<const ShardTask> tasks, std::span<const ScaleFactors> factors,
                const StatisticsRequest& request, const ChunkSink& sink);
 
   /// Scales every task's values and writes them through its writer. `sink` receives the statistics of what was written
-  /// (no fingerprints); empty: not measured.
+  /// (no fingerprints); empty: not measured. Kept shards are scaled where they are and freed once they are written.
   /// @param writers  one per task.
   void scale(std::span<const ShardTask> tasks, std::span<RankFileWriter* const> writers,
              std::span<const ScaleFactors> factors, const StatisticsRequest& request, const ChunkSink& sink);
 
+  /// What lies between passes; always empty where the backend works in host memory. Not while a pass runs.
+  [[nodiscard]] GradientStorage& storage() noexcept { return storage_; }
+
+  /// As given, but for block_bytes and threads, which are what is used.
   [[nodiscard]] const StreamOptions& options() const noexcept { return options_; }
+  [[nodiscard]] bool on_host() const noexcept { return space_ == MemorySpace::host; }
+  /// Bytes of device memory that all workers' slots take.
+  [[nodiscard]] std::size_t slot_bytes() const noexcept;
   [[nodiscard]] StreamTimes times() const noexcept;
+  /// Bytes of gradients that were read from files.
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
 
  private:
   friend class StreamPass;
 
+  /// Makes the first `count` workers' slots; they stay.
+  void prepare_workers(std::size_t count);
+
   Backend& backend_;
+  MemorySpace space_;
   StreamOptions options_;
+  GradientStorage storage_;
+  std::vector<std::unique_ptr<StreamWorker>> workers_;
   std::atomic<std::int64_t> read_nanoseconds_{0};
   std::atomic<std::int64_t> compute_nanoseconds_{0};
   std::atomic<std::int64_t> write_nanoseconds_{0};
+  std::atomic<std::uint64_t> bytes_read_{0};
 };
 
 }  // namespace gradclip

@@ -5,7 +5,7 @@
 namespace gradclip {
 
 TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t first_rank, std::int32_t last_rank,
-                    const FactorsOf& factors_of) {
+                    const FactorsOf& factors_of, std::optional<std::int64_t> model_part) {
   const Manifest& manifest = dump.manifest();
   TaskList list;
   std::vector<char> mesh_holds(manifest.meshes.size());
@@ -14,6 +14,7 @@ TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t fi
     for (std::size_t i = 0; i < manifest.meshes.size(); ++i) mesh_holds[i] = manifest.meshes[i].contains(rank);
     for (std::size_t p = parameters.begin; p < parameters.end; ++p) {
       const ParameterEntry& parameter = manifest.parameters[p];
+      if (model_part && parameter.model_part != *model_part) continue;
       const bool holds = parameter.mesh ? mesh_holds[*parameter.mesh] != 0
                                         : std::binary_search(parameter.ranks.begin(), parameter.ranks.end(), rank);
       if (!holds) continue;
@@ -25,7 +26,8 @@ TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t fi
       ScaleFactors factors = factors_of(p, rank);
       if (shard.scale_inv) factors.scale_inv = *shard.scale_inv;
       list.factors.push_back(factors);
-      list.tasks.push_back({rank, p, file, &shard, static_cast<std::uint32_t>(list.tasks.size())});
+      const auto index = static_cast<std::uint32_t>(list.tasks.size());
+      list.tasks.push_back({rank, p, file, &shard, index, parameter.model_part});
     }
   }
   return list;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "gradclip/stream/shard_stream.hpp"
@@ -33,8 +34,10 @@ struct TaskList {
 
 /// Opens the rank files of [first_rank, last_rank) and locates their shards of the parameters; also opens, and so
 /// checks, the file of a rank that holds none of them. Errors: as RankFile.
+/// @param model_part  only parameters of this one
 [[nodiscard]] TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t first_rank,
-                                  std::int32_t last_rank, const FactorsOf& factors_of);
+                                  std::int32_t last_rank, const FactorsOf& factors_of,
+                                  std::optional<std::int64_t> model_part = std::nullopt);
 
 /// Recorded ranks that a pass works on together: enough to keep every worker busy, few enough that their open files
 /// stay far below any limit.

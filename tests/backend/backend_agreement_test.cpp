@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -434,15 +435,16 @@ TEST_P(BackendAgreement, EveryElementOfNarrowTypesScales) {
 }
 
 /// As bytes, so that NaN is equal to itself.
+/// @param factors  of each rank
 std::vector<std::byte> combined(Backend& backend, const std::vector<Tensors>& ranks,
-                                std::span<const ScaleFactors> factors, PartialOperation operation) {
+                                const std::vector<std::vector<ScaleFactors>>& factors, PartialOperation operation) {
   std::vector<Placed> placed;
   std::vector<ChunkTable> tables;
   std::size_t elements = 0;
   placed.reserve(ranks.size());
-  for (const Tensors& rank : ranks) {
-    placed.emplace_back(backend, rank);
-    tables.push_back({placed.back().chunks(), factors});
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    placed.emplace_back(backend, ranks[rank]);
+    tables.push_back({placed.back().chunks(), factors[rank]});
   }
   for (const Chunk& chunk : ranks[0].chunks) elements += chunk.count;
   return results_of<std::byte>(backend, elements * sizeof(double), [&](Bytes out) {
@@ -460,9 +462,9 @@ TEST_P(BackendAgreement, Combine) {
     }
     for (const auto operation : {PartialOperation::sum, PartialOperation::avg, PartialOperation::max,
                                  PartialOperation::min, PartialOperation::product}) {
+      const std::vector<std::vector<ScaleFactors>> factors(ranks.size(), {named.factors});
       reference::ReferenceBackend by_hand;
-      EXPECT_EQ(combined(by_hand, ranks, {&named.factors, 1}, operation),
-                combined(*backend_, ranks, {&named.factors, 1}, operation))
+      EXPECT_EQ(combined(by_hand, ranks, factors, operation), combined(*backend_, ranks, factors, operation))
           << named.name << ", operation " << static_cast<int>(operation);
     }
   }
@@ -508,7 +510,7 @@ TEST_P(BackendAgreement, SeveralFactorsInOneTable) {
 TEST_P(BackendAgreement, EachFunctionOnce) {
   Tensors tensors;
   tensors.add(dtype_, Kind::rare, 4096 + 130, 21);
-  tensors.add(dtype_, Kind::special, 200, 22);
+  tensors.add(dtype_, Kind::special, 8192 + 130, 22);  // threads of several warps have something to count
   NamedFactors divided{"divided", {}};
   divided.factors.steps[0] = ScaleStep::divide;
   divided.factors.numbers[0] = 3.0;
@@ -517,8 +519,8 @@ TEST_P(BackendAgreement, EachFunctionOnce) {
   }
   reference::ReferenceBackend by_hand;
   EXPECT_EQ(scaled(by_hand, tensors, {&divided.factors, 1}), scaled(*backend_, tensors, {&divided.factors, 1}));
-  EXPECT_EQ(combined(by_hand, {tensors, tensors}, {&divided.factors, 1}, PartialOperation::max),
-            combined(*backend_, {tensors, tensors}, {&divided.factors, 1}, PartialOperation::max));
+  EXPECT_EQ(combined(by_hand, {tensors, tensors}, {{divided.factors}, {{}}}, PartialOperation::max),
+            combined(*backend_, {tensors, tensors}, {{divided.factors}, {{}}}, PartialOperation::max));
   EXPECT_EQ(accumulated(by_hand, tensors, tensors, {&divided.factors, 1}, AccumulateStep::add),
             accumulated(*backend_, tensors, tensors, {&divided.factors, 1}, AccumulateStep::add));
 }
@@ -600,10 +602,13 @@ TEST_P(BackendTables, ScaleAllTypes) {
 
 TEST_P(BackendTables, CombineAllTypes) {
   std::vector<Tensors> ranks(3, mixed_tensors(kManyChunks, 3));
-  std::vector<ScaleFactors> factors;
+  std::vector<std::vector<ScaleFactors>> factors;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    factors = give_factors(ranks[rank]);
-    for (Chunk& chunk : ranks[rank].chunks) chunk.factors = (chunk.factors + rank) % factors.size();
+    factors.push_back(give_factors(ranks[rank]));
+    std::rotate(factors[rank].begin(), factors[rank].begin() + static_cast<std::ptrdiff_t>(rank), factors[rank].end());
+    for (Chunk& chunk : ranks[rank].chunks) {
+      chunk.factors = static_cast<std::uint32_t>((chunk.factors + 3 * rank) % factors[rank].size());
+    }
   }
   EXPECT_EQ(combined(by_hand_, ranks, factors, PartialOperation::sum),
             combined(*backend_, ranks, factors, PartialOperation::sum));
@@ -624,7 +629,8 @@ TEST_P(BackendTables, AccumulateAllTypesIntoAllTypes) {
 
 TEST_P(BackendTables, SpansMayBeReusedWhenACallReturns) {
   constexpr std::size_t kCalls = 11;  // more than the tables that a backend may have on their way
-  const Tensors tensors = mixed_tensors(kCalls + 6, 4);
+  Tensors tensors;
+  for (std::uint64_t seed = 0; seed < kCalls + 6; ++seed) tensors.add(DType::float32, Kind::spread, 200, seed);
   const std::vector<NamedFactors> named = all_factors();
   const Placed placed(*backend_, tensors), expected_placed(by_hand_, tensors);
   std::vector<std::vector<ChunkStatistics>> expected;
@@ -749,10 +755,10 @@ TEST_P(BackendTables, SeveralThreadsAtOnce) {
     std::vector<std::byte> expected_bytes, bytes;
     std::vector<ChunkStatistics> expected, actual;
   };
-  constexpr int kRounds = 3;
+  constexpr int kRounds = kMustRun ? 2 : 20;
   std::vector<Work> works;
-  for (std::uint64_t thread = 0; thread < 4; ++thread) {
-    Work& work = works.emplace_back(Work{mixed_tensors(kMustRun ? 12 : 300, 9 + thread), {}, {}, {}, {}, {}});
+  for (std::uint64_t thread = 0; thread < 3; ++thread) {
+    Work& work = works.emplace_back(Work{mixed_tensors(kMustRun ? 6 : 300, 9 + thread), {}, {}, {}, {}, {}});
     work.factors = give_factors(work.tensors);
     std::rotate(work.factors.begin(), work.factors.begin() + static_cast<std::ptrdiff_t>(thread), work.factors.end());
     work.expected_bytes = scaled(by_hand_, work.tensors, work.factors);
@@ -772,6 +778,34 @@ TEST_P(BackendTables, SeveralThreadsAtOnce) {
   for (const Work& work : works) {
     expect_same(work.expected, work.actual, "of one thread");
     EXPECT_EQ(work.expected_bytes, work.bytes);
+  }
+}
+
+/// Calls with little between them, on a backend that has seen none of the threads.
+TEST_P(BackendTables, ThreadsBeginTogether) {
+  constexpr int kRounds = 40, kThreads = 4, kCalls = 10;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::unique_ptr<Backend> backend = make(GetParam());
+    std::atomic<int> missing = kThreads;
+    std::vector<std::vector<std::byte>> bytes;
+    for (std::uint64_t thread = 0; thread < kThreads; ++thread) bytes.push_back(random_bytes(100, thread));
+    const std::vector<std::vector<std::byte>> expected = bytes;
+    std::vector<std::thread> threads;
+    for (std::vector<std::byte>& mine : bytes) {
+      threads.emplace_back([&] {
+        missing.fetch_sub(1, std::memory_order_relaxed);
+        while (missing.load(std::memory_order_relaxed) > 0) std::this_thread::yield();
+        const Buffer there = backend->allocate(mine.size(), backend->describe().working_space);
+        const Bytes here{mine.data(), mine.size(), MemorySpace::host};
+        const ScaleFactors factors;
+        backend->move(here, there.bytes());
+        for (int call = 0; call < kCalls; ++call) backend->scale({{}, {&factors, 1}});
+        std::fill(mine.begin(), mine.end(), std::byte{0});
+        backend->move(there.bytes(), here);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(bytes, expected);
   }
 }
 

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GOLDEN = ROOT / "testdata" / "golden"
 LONG = os.environ.get("GRADCLIP_LONG", "") not in ("", "0")
+DEVICE = os.environ.get("GRADCLIP_TEST_DEVICE", "")  # "cuda": the program under test is the emulated one
 TIMEOUT = 60  # seconds for any command: nothing may hang
 
 sys.path.insert(0, str(HERE))
@@ -42,6 +43,8 @@ def binary():
 def environment(**changes):
     env = {key: value for key, value in os.environ.items() if not LAUNCHED.match(key)}
     env.update(QUIET_MPI)
+    if DEVICE:  # a process has a device of its own, so that NCCL serves them
+        env.update(GRADCLIP_DEVICE=DEVICE, GRADCLIP_EMULATION_DEVICES="8")
     env.setdefault("LSAN_OPTIONS", f"suppressions={ROOT / 'tests/support/lsan.supp'}:print_suppressions=0")
     env.update({key: str(value) for key, value in changes.items()})
     return env

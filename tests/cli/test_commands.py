@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 
-from conftest import (GOLDEN, LONG, binary, close, environment, execute, launcher, parse_report, refused, run)
+from conftest import (GOLDEN, LONG, binary, close, environment, execute, launcher, parse_report, refused, run, tree)
 from dump_builder import Dump
 
 COMMANDS = ("clip", "norms", "inspect", "doctor")
@@ -44,7 +44,7 @@ def test_help_and_version_of_each_command(command):
         assert option in result.out, option
     scale = ("--max-norm", "--no-clip", "--nonfinite", "--pp", "--no-pp", "--pp-axis", "--ep-axis", "--num-label-tokens",
              "--dp-group-size", "--expert-tp-replication-factor", "--foreach", "--no-foreach", "--no-scale",
-             "--use-torch-clip-grad-norm")
+             "--use-torch-clip-grad-norm", "--device-memory-budget", "--offload")
     if command in ("clip", "norms"):
         assert [option for option in scale if option not in result.out] == []
     if command == "clip":
@@ -62,6 +62,7 @@ def test_one_voice_under_mpirun():
     ["clip", "DUMP", "-o", "OUT", "--no-such-option"], ["norms", "DUMP", "extra"], ["norms", "DUMP", "-o", "OUT"],
     ["clip", "DUMP", "-o", "OUT", "--max-norm"], ["--max-norm", "1", "clip", "DUMP", "-o", "OUT"],
     ["clip", "DUMP", "-o", "OUT", "--max-norm", "1", "--no-clip"], ["inspect", "DUMP", "--max-norm", "1"],
+    ["inspect", "DUMP", "--offload"], ["doctor", "--device-memory-budget", "1G"], ["clip", "DUMP", "-o", "OUT", "--no-offload"],
     ["clip", "DUMP", "-o", ""], ["norms", ""], ["norms", "DUMP", "--sort", "size"], ["norms", "DUMP", "--top", "0"],
     ["norms", "DUMP", "--report", "r.foo"], ["norms", "DUMP", "--report", "r"], ["norms", "DUMP", "--format", "yaml"],
     ["norms", "DUMP", "--color", "sometimes"], ["norms", "DUMP", "--report", "no/such/r.json"],
@@ -87,6 +88,7 @@ BAD = {"--max-norm": ["abc", "", "-1", "nan", "-0x1p-3", "1e400", "1,5", "0x", "
        "--expert-tp-replication-factor": ["0", "-1", "x"],
        "--threads": ["0", "-1", "two", "1.5", "1000000000"],
        "--memory-budget": ["0", "-1G", "abc", "1Q", "", "1e999G", "nan"],
+       "--device-memory-budget": ["0", "-1G", "abc", "1Q", "", "1e999G", "nan"],
        "--nonfinite": ["ignore", "", "ERROR"], "--numerics": ["exactly", ""], "--device": ["gpu", ""]}
 
 
@@ -98,7 +100,7 @@ def test_bad_values_from_the_command_line(tool, small, option):
 
 def test_bad_values_from_elsewhere(tool, small):
     cases = [("max-norm", "-1"), ("norm-type", "0"), ("threads", "none"), ("nonfinite", "often"), ("dp-group-size", "0"),
-             ("no-scale", "perhaps"), ("pp", "2")]
+             ("no-scale", "perhaps"), ("pp", "2"), ("offload", "partly"), ("device-memory-budget", "0")]
     for key, value in cases:
         name = "GRADCLIP_" + key.upper().replace("-", "_")
         refused(1, 2, small, out=tool.fresh("out"), env={name: value}, mentions=[name])
@@ -212,6 +214,23 @@ def test_device(tool, small):
     assert result.code == 5 and "cuda" in result.err.lower() or result.code == 0, result
     if result.code == 5:
         refused(4, 5, small, "--device", "cuda", out=tool.fresh("out"))
+
+
+def test_device_options_do_nothing_on_the_cpu(tool, small):
+    plain, _, expected = tool.clip(small, "--device", "cpu")
+    assert plain["run"]["device_memory_peak_bytes"] is None and plain["run"]["device_memory_budget_bytes"] is None
+    assert plain["run"]["offload"] is None
+    report, _, out = tool.clip(small, "--device", "cpu", "--offload", "--device-memory-budget", "1")
+    assert tree(out) == tree(expected) and report["norm"] == plain["norm"] and report["reference"] == plain["reference"]
+    assert report["run"]["device_memory_peak_bytes"] is None and "host memory" in report["run"]["offload"]
+    text = run(2, "norms", small, "--device", "cpu", env={"GRADCLIP_OFFLOAD": "1"})
+    assert text.code == 0 and "offload       nothing to move" in text.out.replace("\r", ""), text
+
+
+def test_doctor_tells_why_there_is_no_nccl(tool):
+    for np_ in (1, 2):
+        result = run(np_, "doctor", "--device", "cpu", "--format", "json")
+        assert result.code == 0 and "host memory" in result.out and '"nccl"' in result.out, result
 
 
 # Where output goes -------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@
 namespace gradclip {
 namespace {
 
-/// The oldest devices that kernels.cu is compiled for (warp-wide integer reductions).
+/// The oldest devices that the kernels are compiled for (warp-wide integer reductions).
 constexpr int kLeastMajor = 8;
 
 constexpr std::size_t kTableAlignment = 16;

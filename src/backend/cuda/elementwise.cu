@@ -14,12 +14,12 @@ constexpr unsigned kElementwiseThreads = 256;
 
 /// Calls vectors(i) for the multiples of kCount in [begin, begin + whole × kCount) and elements(i) for the rest of
 /// [0, count), each by one thread of the block.
-template <int kCount, typename Vectors, typename Elements>
+template <int kCount, int kUnrolled, typename Vectors, typename Elements>
 __device__ __forceinline__ void share_out(int count, int begin, int whole, const Vectors& vectors,
                                           const Elements& elements) {
   const int threads = static_cast<int>(kElementwiseThreads);
   const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll 4
+#pragma unroll kUnrolled
   for (int vector = thread; vector < whole; vector += threads) vectors(begin + vector * kCount);
   const int rest = count - whole * kCount;
 #pragma unroll 1
@@ -37,12 +37,13 @@ __device__ int head_of(const Bits* data, int count) {
 template <DType D>
 __global__ void __launch_bounds__(kElementwiseThreads, kAnyOccupancy) scale_kernel(DeviceTable table) {
   constexpr int kCount = kVectorBytes / static_cast<int>(sizeof(BitsOf<D>));
+  constexpr int kUnrolled = kCount < 8 ? 8 / kCount : 1;
   const DeviceChunk chunk = table.chunks[blockIdx.x];
   const ScaleFactors factors = without_divisions<D>(table.factors[chunk.factors]);
   BitsOf<D>* data = global(reinterpret_cast<BitsOf<D>*>(chunk.data));
   const int count = static_cast<int>(chunk.count);
   const int head = head_of(data, count);
-  share_out<kCount>(
+  share_out<kCount, kUnrolled>(
       count, head, (count - head) / kCount,
       [&](int i) {
         auto vector = load_vector<BitsOf<D>, kCount>(data + i);
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, kAnyOccupancy)
     const IntoBits converted = convert_element<Into, From>(bits, scale_inv);
     return add ? add_elements<Into>(so_far, converted) : converted;
   };
-  share_out<kCount>(
+  share_out<kCount, 1>(
       count, 0, aligned ? count / kCount : 0,
       [&](int i) {
         const auto addend = load_vector<FromBits, kCount>(from + i);

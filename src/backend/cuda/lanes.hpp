@@ -237,19 +237,19 @@ __device__ __forceinline__ double fold_lanes(double (&lanes)[kOwned]) {
 }
 
 /// Integers may go through atomics, in any order. One thread of a warp speaks for it.
-__device__ void add_of_warp(unsigned* total, unsigned mine) {
+__device__ __forceinline__ void add_of_warp(unsigned* total, unsigned mine) {
   const unsigned all = __reduce_add_sync(kAllLanes, mine);
   if (threadIdx.x % kWarp == 0 && all != 0) atomicAdd(total, all);
 }
-__device__ void min_of_warp(unsigned* total, unsigned mine) {
+__device__ __forceinline__ void min_of_warp(unsigned* total, unsigned mine) {
   const unsigned least = __reduce_min_sync(kAllLanes, mine);
   if (threadIdx.x % kWarp == 0) atomicMin(total, least);
 }
-__device__ void max_of_warp(unsigned* total, unsigned mine) {
+__device__ __forceinline__ void max_of_warp(unsigned* total, unsigned mine) {
   const unsigned most = __reduce_max_sync(kAllLanes, mine);
   if (threadIdx.x % kWarp == 0) atomicMax(total, most);
 }
-__device__ void min_of_warp(unsigned long long* total, unsigned long long mine) {
+__device__ __forceinline__ void min_of_warp(unsigned long long* total, unsigned long long mine) {
 #pragma unroll
   for (unsigned half = kWarp / 2; half > 0; half /= 2) {
     const unsigned long long other = __shfl_xor_sync(kAllLanes, mine, half);
@@ -257,7 +257,7 @@ __device__ void min_of_warp(unsigned long long* total, unsigned long long mine) 
   }
   if (threadIdx.x % kWarp == 0) atomicMin(total, mine);
 }
-__device__ void max_of_warp(unsigned long long* total, unsigned long long mine) {
+__device__ __forceinline__ void max_of_warp(unsigned long long* total, unsigned long long mine) {
 #pragma unroll
   for (unsigned half = kWarp / 2; half > 0; half /= 2) {
     const unsigned long long other = __shfl_xor_sync(kAllLanes, mine, half);

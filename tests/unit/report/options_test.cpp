@@ -79,6 +79,9 @@ TEST(Options, PlainStructsOfEverything) {
                                   "3",
                                   "--memory-budget",
                                   "512Mi",
+                                  "--device-memory-budget",
+                                  "1.5G",
+                                  "--offload",
                                   "--numerics",
                                   "automodel-cpu",
                                   "--report",
@@ -110,6 +113,8 @@ TEST(Options, PlainStructsOfEverything) {
   EXPECT_EQ(line.common.device, DeviceChoice::cpu);
   EXPECT_EQ(line.common.threads, 3u);
   EXPECT_EQ(line.common.memory_budget, std::uint64_t{512} << 20);
+  EXPECT_EQ(line.common.device_memory_budget, 1'500'000'000u);
+  EXPECT_TRUE(line.common.offload);
   EXPECT_EQ(line.clip.numerics, Numerics::automodel_cpu);
   EXPECT_EQ(line.common.report, "r.json");
   EXPECT_EQ(line.common.format, OutputFormat::json);
@@ -125,6 +130,8 @@ TEST(Options, WhatWasNotGivenStaysEmpty) {
   EXPECT_FALSE(line.scale.pp.has_value());
   EXPECT_FALSE(line.common.progress.has_value());
   EXPECT_FALSE(line.common.threads.has_value());
+  EXPECT_FALSE(line.common.device_memory_budget.has_value());
+  EXPECT_FALSE(line.common.offload);
   EXPECT_EQ(line.table.order, ParameterOrder::model);
   EXPECT_EQ(parse({"norms", "in", "--top", "5"}).table.order, ParameterOrder::norm);
   EXPECT_EQ(parse({"norms", "in", "--top", "5", "--sort", "name"}).table.order, ParameterOrder::name);
@@ -186,9 +193,14 @@ TEST(Options, ValuesThatCannotBe) {
     refusal({"norms", "in", "--dp-group-size", value});
   for (const char* value : {"0", "1Q", "1.5.2G", "-1G", "G", "1e3", "99999999T", "1KiBs"}) {
     refusal({"norms", "in", "--memory-budget", value});
+    refusal({"norms", "in", "--device-memory-budget", value});
   }
   EXPECT_THAT(refusal({"norms", "in", "--num-label-tokens", "auto"}), HasSubstr("not in this version"));
-  EXPECT_THAT(refusal({"norms", "in", "--by", "module"}), HasSubstr("parameter"));
+  EXPECT_EQ(parse({"norms", "in", "--by", "module", "--depth", "2"}).table.by, ViewBy::module);
+  EXPECT_EQ(parse({"norms", "in", "--by", "module", "--depth", "2"}).table.depth, 2u);
+  EXPECT_THAT(refusal({"norms", "in", "--by", "layer"}), HasSubstr("module, group, stage, dtype, rank"));
+  EXPECT_THAT(refusal({"norms", "in", "--by", "module", "--depth", "0"}), HasSubstr("at least 1"));
+  EXPECT_THAT(refusal({"norms", "in", "--by", "rank", "--depth", "2"}), HasSubstr("--by module"));
   EXPECT_THAT(refusal({"norms", "in", "--report", "x.html"}), HasSubstr(".json or .csv"));
   EXPECT_THAT(refusal({"norms", "in", "--numerics", "fast"}), HasSubstr("automodel-cpu"));
 }
@@ -198,6 +210,8 @@ TEST(Options, WordsThatCannotBe) {
   refusal({"clip"});
   refusal({"clip", "in"});
   refusal({"clip", "in", "-o", "out", "more"});
+  refusal({"inspect", "in", "--offload"});
+  refusal({"inspect", "in", "--device-memory-budget", "1G"});
   refusal({"norms", "in", "--bogus"});
   refusal({"norms", "in", "--max-norm"});
   refusal({"norms", "in", "--pp=maybe"});

@@ -58,6 +58,9 @@ TEST(Json, HasTheContractsKeysInItsOrder) {
        {"processes", "device", "communicator", "threads", "numerics", "memory_peak_bytes", "seconds"}) {
     EXPECT_TRUE(json["run"].contains(key)) << key;
   }
+  for (const char* key : {"device_memory_budget_bytes", "device_memory_peak_bytes", "offload"}) {
+    EXPECT_TRUE(json["run"].at(key).is_null()) << key;
+  }
   EXPECT_THAT(keys(json["run"]["seconds"]), ElementsAre("read", "compute", "write", "total"));
   EXPECT_EQ(json["scale"]["label_token_divisor"], 4.0);
   EXPECT_TRUE(json["scale"]["expert_divisor"].is_null());

@@ -54,6 +54,19 @@ TEST(Summary, OfACleanRunFitsAScreenAndBeginsWithTheTotal) {
   EXPECT_THAT(text, Not(HasSubstr("\x1b")));
 }
 
+TEST(Summary, ShowsTheDevicesMemoryWhereThereIsSome) {
+  Report report = small_report();
+  report.run->memory_peak_bytes = 2'000'000;
+  report.run->memory_budget_bytes = 4'000'000'000;
+  EXPECT_THAT(summary(report), HasSubstr("memory        2.00 MB at most, budget 4.00 GB a process\n"));
+  report.run->device_memory_peak_bytes = 3'000'000'000;
+  report.run->device_memory_budget_bytes = 70'000'000'000;
+  report.run->offload = "one model part at a time on the device";
+  const std::string text = summary(report);
+  EXPECT_THAT(text, HasSubstr("4.00 GB a process; on the device 3.00 GB at most, budget 70.0 GB\n"
+                              "offload       one model part at a time on the device\n"));
+}
+
 TEST(Summary, PlacesNonFiniteValues) {
   ClipResult result = small_result();
   TensorStatistics& statistics = result.norm->parameters[2].statistics;

@@ -121,6 +121,10 @@ class WatchedBackend final : public Backend {
   void combine(std::span<const ChunkTable> addends, PartialOperation operation, double divisor, Bytes out) override {
     real_->combine(addends, operation, divisor, out);
   }
+  void wait(UnusedMemory unused) override { real_->wait(unused); }
+  void accumulate(std::span<const Chunk> into, const ChunkTable& from, AccumulateStep step) override {
+    real_->accumulate(into, from, step);
+  }
 
   std::function<void(const ChunkTable&)> on_scale;
   std::atomic<std::size_t> measured{0};

@@ -1,0 +1,232 @@
+#include "gradclip/analysis/block_exchange.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "gradclip/backend/reduction.hpp"
+#include "gradclip/base/worker_pool.hpp"
+
+namespace gradclip {
+namespace {
+
+constexpr std::uint64_t kMostChunksPerBlock = 4;
+constexpr std::size_t kMostBlocksPerRound = 16384;  // their pieces are in memory at once
+
+/// Bytes that one round may bring to all processes together.
+std::size_t round_bytes(std::size_t memory_budget) {
+  return std::clamp<std::size_t>(memory_budget / 8, std::size_t{16} << 20, std::size_t{256} << 20);
+}
+
+}  // namespace
+
+BlockExchange::BlockExchange(DiffRun& run, const std::vector<ComparedPair>& pairs, bool all_copies)
+    : run_(run),
+      pairs_(pairs),
+      all_copies_(all_copies),
+      plans_{plan_work(run.dumps[0]->manifest(), run.comm.size()),
+             plan_work(run.dumps[1]->manifest(), run.comm.size())} {}
+
+std::size_t BlockExchange::bytes_per_element(const ComparedPair& pair) const {
+  const auto side = [this](const ComparedTensor& tensor) {
+    return size_of(tensor.dtype) * tensor.addends * (all_copies_ ? tensor.copies : 1);
+  };
+  return side(*pair.a) + side(*pair.b);
+}
+
+std::uint64_t BlockExchange::block_elements(const ComparedPair& pair) const {
+  const std::uint64_t chunk_bytes = bytes_per_element(pair) * kChunkElements;
+  return kChunkElements *
+         std::clamp<std::uint64_t>(round_bytes(run_.memory_budget) / 4 / chunk_bytes, 1, kMostChunksPerBlock);
+}
+
+int BlockExchange::owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const {
+  // In the middle: the ends of a block may belong to neighbours.
+  const std::int32_t rank = likely_holder(run_.dumps[0]->manifest(), *pair.a, begin + elements / 2);
+  return plans_[0].process_of(rank);
+}
+
+void BlockExchange::for_each_round(std::span<const std::size_t> pairs,
+                                   const std::function<void(std::span<const Block>)>& visit) const {
+  std::vector<Block> round;
+  std::size_t bytes = 0;
+  const auto finish = [&] {
+    if (!round.empty()) visit(round);
+    round.clear();
+    bytes = 0;
+  };
+  for (const std::size_t index : pairs) {
+    const ComparedPair& pair = pairs_[index];
+    const std::uint64_t most = block_elements(pair);
+    for (std::uint64_t begin = 0; begin < pair.a->elements; begin += most) {
+      const std::uint64_t elements = std::min(most, pair.a->elements - begin);
+      round.push_back({index, begin, elements, owner(pair, begin, elements)});
+      bytes += elements * bytes_per_element(pair);
+      if (bytes >= round_bytes(run_.memory_budget) || round.size() >= kMostBlocksPerRound) finish();
+    }
+  }
+  finish();
+}
+
+std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
+  struct Source {
+    std::uint32_t side;
+    std::int32_t rank;
+  };
+  const int me = run_.comm.process();
+  std::vector<Source> sources;
+  for (std::uint32_t side = 0; side < 2; ++side) {
+    for (std::int32_t rank = plans_[side].begin(me); rank < plans_[side].end(me); ++rank)
+      sources.push_back({side, rank});
+  }
+  std::vector<std::vector<Outgoing>> described(sources.size());
+  parallel_for(sources.size(), run_.threads,
+               [&](std::size_t i, std::size_t) { describe(round, sources[i].side, sources[i].rank, described[i]); });
+  std::vector<Outgoing> outgoing;
+  for (std::vector<Outgoing>& of_rank : described) {
+    std::move(of_rank.begin(), of_rank.end(), std::back_inserter(outgoing));
+    std::vector<Outgoing>().swap(of_rank);
+  }
+  std::stable_sort(outgoing.begin(), outgoing.end(), [](const Outgoing& x, const Outgoing& y) { return x.to < y.to; });
+
+  std::vector<std::size_t> send_counts(static_cast<std::size_t>(run_.comm.size()), 0), offsets;
+  std::size_t total = 0;
+  for (const Outgoing& each : outgoing) {
+    const std::size_t bytes = each.to == me ? 0 : bytes_of_piece(round, each.piece);
+    offsets.push_back(total);
+    send_counts[static_cast<std::size_t>(each.to)] += bytes;
+    total += bytes;
+  }
+  sent_.resize(total);
+  std::vector<std::size_t> to_read;
+  for (std::size_t i = 0; i < outgoing.size(); ++i) {
+    const Piece& piece = outgoing[i].piece;
+    const bool travels = outgoing[i].to != me && bytes_of_piece(round, piece) > 0;
+    if (travels) outgoing[i].at = sent_.data() + offsets[i];
+    const bool hashed = !all_copies_ && tensor(round[piece.header.block], piece.header.side).copies > 1;
+    if (piece.header.none == 0 && (travels || hashed)) to_read.push_back(i);
+  }
+  std::vector<std::vector<std::byte>> scratch(run_.threads);
+  parallel_for(to_read.size(), run_.threads,
+               [&](std::size_t i, std::size_t worker) { read(round, outgoing[to_read[i]], scratch[worker]); });
+  std::vector<BlockPieces> pieces(round.size());
+  receive(round, outgoing, send_counts, pieces);
+  return pieces;
+}
+
+/// What the rank holds of every block of the round.
+void BlockExchange::describe(std::span<const Block> round, std::uint32_t side, std::int32_t rank,
+                             std::vector<Outgoing>& outgoing) const {
+  DumpReader& dump = *run_.dumps[side];
+  const Manifest& manifest = dump.manifest();
+  std::shared_ptr<const RankFile> file;
+  for (std::size_t i = 0; i < round.size(); ++i) {
+    const Block& block = round[i];
+    const ComparedTensor& of = tensor(block, side);
+    const ParameterEntry& entry = manifest.parameters[of.parameter];
+    if (!manifest.holds(entry, rank)) continue;
+    const ShardPart part = shard_part(manifest, of, rank);
+    // The part of the block that lies in the rank's own tensor.
+    const std::uint64_t begin = std::max(block.begin, part.begin);
+    const std::uint64_t end = std::min(block.begin + block.elements, part.begin + entry.elements);
+    if (begin >= end) continue;
+    if (!file) file = dump.rank_file(rank);
+    const StoredShard& shard = file->locate(of.parameter);
+    const ShardLayout none_layout = shard.none ? manifest.layout(entry, rank) : ShardLayout();
+    const ShardLayout& layout = shard.none ? none_layout : shard.layout;
+    Outgoing& out = outgoing.emplace_back();
+    Piece& piece = out.piece;
+    piece.first = elements_before(layout, entry.shape, begin - part.begin);
+    const std::uint64_t last = elements_before(layout, entry.shape, end - part.begin);
+    if (piece.first == last) {
+      outgoing.pop_back();
+      continue;
+    }
+    piece.runs = global_runs(layout, entry.shape, piece.first, last, begin - part.begin);
+    for (StridedRun& run : piece.runs) run.offset += static_cast<std::uint32_t>(begin - block.begin);
+    piece.header = {static_cast<std::uint32_t>(i),
+                    side,
+                    rank,
+                    part.copy,
+                    part.addend,
+                    static_cast<std::uint32_t>(piece.runs.size()),
+                    shard.none ? 1.0F : shard.scale_inv.value_or(1.0F),
+                    shard.none ? 1u : 0u,
+                    last - piece.first,
+                    0};
+    out.to = block.owner;
+  }
+}
+
+/// Bytes that travel with the piece.
+std::size_t BlockExchange::bytes_of_piece(std::span<const Block> round, const Piece& piece) const {
+  if (piece.header.none != 0 || (piece.header.copy != 0 && !all_copies_)) return 0;
+  return piece.header.elements * size_of(tensor(round[piece.header.block], piece.header.side).dtype);
+}
+
+void BlockExchange::read(std::span<const Block> round, Outgoing& outgoing, std::vector<std::byte>& scratch) const {
+  PieceHeader& header = outgoing.piece.header;
+  const ComparedTensor& of = tensor(round[header.block], header.side);
+  const std::size_t bytes = header.elements * size_of(of.dtype);
+  std::byte* to = outgoing.at;
+  if (to == nullptr) {
+    scratch.resize(std::max(scratch.size(), bytes));
+    to = scratch.data();
+  }
+  const auto file = run_.dumps[header.side]->rank_file(header.rank);
+  file->read(file->locate(of.parameter), outgoing.piece.first, header.elements, to);
+  if (outgoing.at != nullptr && run_.progress) run_.progress(bytes);
+  if (of.copies > 1 && !all_copies_) {
+    header.fingerprint = XXH3_64bits_withSeed(to, bytes, std::bit_cast<std::uint32_t>(header.scale_inv));
+  }
+}
+
+void BlockExchange::receive(std::span<const Block> round, std::vector<Outgoing>& outgoing,
+                            std::span<const std::size_t> send_counts, std::vector<BlockPieces>& pieces) {
+  const int me = run_.comm.process();
+  const auto processes = static_cast<std::size_t>(run_.comm.size());
+  std::vector<std::vector<PieceHeader>> headers(processes);
+  std::vector<std::vector<StridedRun>> runs(processes);
+  for (Outgoing& each : outgoing) {
+    if (each.to == me) {
+      const PieceHeader header = each.piece.header;
+      pieces[header.block][header.side].push_back(std::move(each.piece));
+      continue;
+    }
+    const auto to = static_cast<std::size_t>(each.to);
+    headers[to].push_back(each.piece.header);
+    runs[to].insert(runs[to].end(), each.piece.runs.begin(), each.piece.runs.end());
+  }
+  if (processes == 1) return;
+  const auto their_headers = exchange_values(run_.comm, std::move(headers));
+  const auto their_runs = exchange_values(run_.comm, std::move(runs));
+  std::vector<std::size_t> receive_counts(processes, 0);
+  Piece piece;
+  for (std::size_t from = 0; from < processes; ++from) {
+    for (const PieceHeader& header : their_headers[from]) {
+      piece.header = header;
+      receive_counts[from] += bytes_of_piece(round, piece);
+    }
+  }
+  std::size_t total = 0;
+  for (const std::size_t count : receive_counts) total += count;
+  arrived_.resize(total);
+  run_.comm.all_to_all(bytes_of(std::span<const std::byte>(sent_)), send_counts,
+                       bytes_of(std::span<std::byte>(arrived_)), receive_counts);
+  const std::byte* at = arrived_.data();
+  for (std::size_t from = 0; from < processes; ++from) {
+    auto run = their_runs[from].begin();
+    for (const PieceHeader& header : their_headers[from]) {
+      Piece arrived{header, {run, run + header.runs}, 0, nullptr};
+      run += header.runs;
+      if (const std::size_t bytes = bytes_of_piece(round, arrived); bytes > 0) {
+        arrived.bytes = at;
+        at += bytes;
+      }
+      pieces[header.block][header.side].push_back(std::move(arrived));
+    }
+  }
+}
+
+}  // namespace gradclip

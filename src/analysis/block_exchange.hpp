@@ -1,0 +1,100 @@
+#pragma once
+// Ranges of global tensors on their way from the recorded ranks' files to the processes that compare them.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "gradclip/analysis/compared_pair.hpp"
+#include "gradclip/analysis/global_runs.hpp"
+#include "gradclip/comm/communicator.hpp"
+#include "gradclip/dump/dump_reader.hpp"
+#include "gradclip/stream/work_plan.hpp"
+
+namespace gradclip {
+
+/// Two dumps and what they are compared with. Borrowed; built by the composition root. Index 0 is A, 1 is B.
+struct DiffRun {
+  std::array<DumpReader*, 2> dumps;
+  Communicator& comm;
+  std::size_t threads = 1;
+  std::size_t memory_budget = std::size_t{1} << 30;  ///< bytes of each process, the same in all
+  std::function<void(std::uint64_t)> progress;  ///< called with bytes that were read, from any thread; may be empty
+};
+
+/// Elements [begin, begin + elements) of a pair's global tensors: whole chunks of kChunkElements, but for the end.
+struct Block {
+  std::size_t pair = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t elements = 0;
+  int owner = 0;  ///< the process that compares it
+};
+
+/// What a recorded rank holds of a block. Trivially copyable: it travels.
+struct PieceHeader {
+  std::uint32_t block = 0;  ///< index into the round
+  std::uint32_t side = 0;
+  std::int32_t rank = 0;
+  std::uint32_t copy = 0;
+  std::uint32_t addend = 0;
+  std::uint32_t runs = 0;
+  float scale_inv = 1.0F;
+  std::uint32_t none = 0;  ///< 1: the gradient is None
+  std::uint64_t elements = 0;
+  std::uint64_t fingerprint = 0;  ///< of bytes and scale_inv, where there are copies
+};
+
+struct Piece {
+  PieceHeader header;
+  std::vector<StridedRun> runs;      ///< from the block's begin
+  std::uint64_t first = 0;           ///< in the local shard, where this process has it
+  const std::byte* bytes = nullptr;  ///< as they arrived; null: to be read by this process, None, or a fingerprint only
+};
+
+/// The pieces of one block by side, in no particular order.
+using BlockPieces = std::array<std::vector<Piece>, 2>;
+
+/// Rounds of blocks, the same on every process.
+class BlockExchange {
+ public:
+  /// @param all_copies  whether copies come with their values; else with a fingerprint, but for the one that counts
+  BlockExchange(DiffRun& run, const std::vector<ComparedPair>& pairs, bool all_copies);
+
+  /// Blocks of these pairs, in order, cut into rounds of bounded memory: visit(round) for each. Collective.
+  void for_each_round(std::span<const std::size_t> pairs,
+                      const std::function<void(std::span<const Block>)>& visit) const;
+
+  /// The pieces of this process's blocks, by block of the round (empty for others'). They lie where they are read by
+  /// this process and arrived where they are not; what arrived is valid until the next call. Collective.
+  [[nodiscard]] std::vector<BlockPieces> collect(std::span<const Block> round);
+
+ private:
+  struct Outgoing {
+    int to = 0;
+    Piece piece;
+    std::byte* at = nullptr;  ///< where its bytes are to be read to
+  };
+
+  [[nodiscard]] const ComparedTensor& tensor(const Block& block, std::uint32_t side) const {
+    return side == 0 ? *pairs_[block.pair].a : *pairs_[block.pair].b;
+  }
+  [[nodiscard]] std::uint64_t block_elements(const ComparedPair& pair) const;
+  [[nodiscard]] std::size_t bytes_per_element(const ComparedPair& pair) const;
+  [[nodiscard]] int owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const;
+  void describe(std::span<const Block> round, std::uint32_t side, std::int32_t rank,
+                std::vector<Outgoing>& outgoing) const;
+  [[nodiscard]] std::size_t bytes_of_piece(std::span<const Block> round, const Piece& piece) const;
+  void read(std::span<const Block> round, Outgoing& outgoing, std::vector<std::byte>& scratch) const;
+  void receive(std::span<const Block> round, std::vector<Outgoing>& outgoing, std::span<const std::size_t> send_counts,
+               std::vector<BlockPieces>& pieces);
+
+  DiffRun& run_;
+  const std::vector<ComparedPair>& pairs_;
+  bool all_copies_;
+  std::array<WorkPlan, 2> plans_;
+  std::vector<std::byte> sent_, arrived_;
+};
+
+}  // namespace gradclip

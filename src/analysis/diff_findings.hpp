@@ -1,0 +1,36 @@
+#pragma once
+// What a person should hear of a comparison: one sentence where one cause explains many differences.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gradclip/analysis/diff.hpp"
+
+namespace gradclip {
+
+/// A number that a training step may have multiplied or divided by.
+struct KnownNumber {
+  double value = 0.0;
+  std::string meaning;
+};
+
+/// Label tokens, data-parallel size, world size, sizes of mesh dimensions, the divisors made of them; of both dumps,
+/// and what B's is to A's.
+[[nodiscard]] std::vector<KnownNumber> known_numbers(const Manifest& a, const Manifest& b);
+
+/// B = r × A all over the parameter: every b / a is the same but for roundings of the narrower type, or what r × A
+/// leaves of B is no more than such roundings in the 2-norm. Empty where r is 1 within the rule, and where a NaN, an
+/// infinity or a None is different.
+[[nodiscard]] std::optional<ConstantRatio> constant_ratio(const ParameterDifference& parameter);
+
+/// The number that a ratio stands for: a known number or its reciprocal, a whole number or its reciprocal, a power of
+/// two; else the middle.
+[[nodiscard]] double likely_number(const ConstantRatio& ratio, const std::vector<KnownNumber>& known);
+
+/// Findings in order: nothing-seen; constant-ratio, one for each ratio; differs, missing, extra, shape in model order.
+/// A parameter with a constant ratio has no finding of its own.
+[[nodiscard]] std::vector<Finding> diff_findings(const Manifest& a, const Manifest& b,
+                                                 const std::vector<ParameterDifference>& parameters);
+
+}  // namespace gradclip

@@ -1,0 +1,131 @@
+#include "gradclip/analysis/global_runs.hpp"
+
+#include <algorithm>
+
+namespace gradclip {
+namespace {
+
+std::uint64_t length(const std::vector<IndexRange>& ranges) {
+  std::uint64_t total = 0;
+  for (const IndexRange& range : ranges) total += static_cast<std::uint64_t>(range.size());
+  return total;
+}
+
+bool is_whole(const std::vector<IndexRange>& ranges, std::int64_t extent) {
+  return ranges.size() == 1 && ranges[0].begin == 0 && ranges[0].end == extent;
+}
+
+/// Appends a run, as one more repeat of the last one where it continues its pattern.
+void append(std::vector<StridedRun>& runs, std::uint32_t offset, std::uint32_t count) {
+  if (!runs.empty()) {
+    StridedRun& last = runs.back();
+    if (last.repeats == 1 && last.offset + last.count == offset) {
+      last.count += count;
+      return;
+    }
+    const std::uint32_t stride = last.repeats == 1 ? offset - last.offset : last.stride;
+    if (last.count == count && last.offset + last.repeats * stride == offset) {
+      last.stride = stride;
+      ++last.repeats;
+      return;
+    }
+  }
+  runs.push_back({offset, count, 0, 1});
+}
+
+}  // namespace
+
+std::uint64_t elements_before(const ShardLayout& layout, std::span<const std::int64_t> shape, std::uint64_t position) {
+  const std::size_t dimensions = shape.size();
+  std::vector<std::uint64_t> global_volume(dimensions + 1, 1), local_volume(dimensions + 1, 1);
+  for (std::size_t d = dimensions; d-- > 0;) {
+    global_volume[d] = global_volume[d + 1] * static_cast<std::uint64_t>(shape[d]);
+    local_volume[d] = local_volume[d + 1] * length(layout.ranges()[d]);
+  }
+  std::uint64_t before = 0;
+  if (local_volume[0] == 0 || position >= global_volume[0]) {
+    before = position == 0 ? 0 : local_volume[0];
+  } else {
+    for (std::size_t d = 0; d < dimensions; ++d) {
+      const auto index = static_cast<std::int64_t>(position / global_volume[d + 1]);
+      position %= global_volume[d + 1];
+      bool holds_index = false;
+      std::uint64_t indices = 0;
+      for (const IndexRange& range : layout.ranges()[d]) {
+        if (range.begin >= index) {
+          holds_index = holds_index || (range.begin == index && range.size() > 0);
+          break;
+        }
+        indices += static_cast<std::uint64_t>(std::min(range.end, index) - range.begin);
+        holds_index = holds_index || range.end > index;
+      }
+      before += indices * local_volume[d + 1];
+      if (!holds_index) break;
+    }
+  }
+  if (!layout.flat()) return before;
+  const auto flat_begin = static_cast<std::uint64_t>(layout.flat()->begin);
+  return before <= flat_begin ? 0 : std::min(before - flat_begin, static_cast<std::uint64_t>(layout.flat()->size()));
+}
+
+std::vector<StridedRun> global_runs(const ShardLayout& layout, std::span<const std::int64_t> shape, std::uint64_t first,
+                                    std::uint64_t last, std::uint64_t begin) {
+  std::vector<StridedRun> runs;
+  if (first >= last) return runs;
+  if (layout.flat()) {
+    first += static_cast<std::uint64_t>(layout.flat()->begin);
+    last += static_cast<std::uint64_t>(layout.flat()->begin);
+  }
+  // The dimensions after `split` are held whole: one index of `split` is one piece of `inner` elements.
+  std::size_t split = shape.size();
+  std::uint64_t inner = 1;
+  while (split > 0 && is_whole(layout.ranges()[split - 1], shape[split - 1])) {
+    --split;
+    inner *= static_cast<std::uint64_t>(shape[split]);
+  }
+  if (split == 0) {
+    append(runs, static_cast<std::uint32_t>(first - begin), static_cast<std::uint32_t>(last - first));
+    return runs;
+  }
+  --split;
+  const std::vector<IndexRange>& columns = layout.ranges()[split];
+  const std::uint64_t row = length(columns);
+  for (std::uint64_t at = first; at < last;) {
+    const std::uint64_t inside = at % inner;
+    std::uint64_t column = at / inner % row;
+    std::uint64_t outer = at / inner / row;
+    std::uint64_t global = 0;  // of the outer dimensions' indices
+    std::uint64_t volume = 1;
+    for (std::size_t d = split; d-- > 0;) {
+      const std::vector<IndexRange>& ranges = layout.ranges()[d];
+      const std::uint64_t extent = length(ranges);
+      std::uint64_t index = outer % extent;
+      outer /= extent;
+      for (const IndexRange& range : ranges) {
+        const auto size = static_cast<std::uint64_t>(range.size());
+        if (index < size) {
+          global += (static_cast<std::uint64_t>(range.begin) + index) * volume;
+          break;
+        }
+        index -= size;
+      }
+      volume *= static_cast<std::uint64_t>(shape[d]);
+    }
+    for (const IndexRange& range : columns) {
+      const auto size = static_cast<std::uint64_t>(range.size());
+      if (column >= size) {
+        column -= size;
+        continue;
+      }
+      const std::uint64_t count = std::min((size - column) * inner - inside, last - at);
+      const std::uint64_t index = static_cast<std::uint64_t>(range.begin) + column;
+      const std::uint64_t position = (global * static_cast<std::uint64_t>(shape[split]) + index) * inner + inside;
+      append(runs, static_cast<std::uint32_t>(position - begin), static_cast<std::uint32_t>(count));
+      at += count;
+      break;
+    }
+  }
+  return runs;
+}
+
+}  // namespace gradclip

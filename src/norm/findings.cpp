@@ -1,0 +1,89 @@
+#include "gradclip/norm/findings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace gradclip {
+
+void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zeroed, std::vector<Finding>& findings) {
+  for (std::size_t p = 0; p < sums.parameters.size(); ++p) {
+    // What was replaced by 0 in an addend is not seen in the combined value.
+    const bool in_addends = zeroed && manifest.parameters[p].has_partial();
+    const TensorStatistics& statistics = in_addends ? sums.addends[p] : sums.parameters[p];
+    if (statistics.nonfinite() == 0) continue;
+    const ParameterEntry& entry = manifest.parameters[p];
+    findings.push_back(
+        {.kind = "nonfinite",
+         .parameter = entry.name,
+         .ranks = {statistics.first_nonfinite_rank},
+         .index = index_at(entry.shape, statistics.first_nonfinite),
+         .value = static_cast<double>(statistics.nonfinite()),
+         .message = fmt::format("{} NaN, {} +inf and {} -inf of {} elements{}", statistics.nan, statistics.posinf,
+                                statistics.neginf, statistics.elements, zeroed ? ", replaced by 0" : "")});
+  }
+}
+
+void report_undeclared(const Manifest& manifest, const std::vector<bool>& expert, std::vector<Finding>& findings) {
+  std::vector<char> seen(static_cast<std::size_t>(manifest.world_size), 0);
+  const ParameterEntry* first = nullptr;
+  std::size_t count = 0, experts = 0;
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    const ParameterEntry& entry = manifest.parameters[p];
+    if (entry.mesh || entry.copies != Copies::undeclared || entry.ranks.size() < 2) continue;
+    if (first == nullptr) first = &entry;
+    ++count;
+    experts += expert[p] ? 1 : 0;
+    for (const std::int32_t rank : entry.ranks) seen[static_cast<std::size_t>(rank)] = 1;
+  }
+  if (count == 0) return;
+  std::vector<std::int32_t> ranks;
+  for (std::int32_t rank = 0; rank < manifest.world_size; ++rank) {
+    if (seen[static_cast<std::size_t>(rank)] != 0) ranks.push_back(rank);
+  }
+  findings.push_back({.kind = "undeclared-plain-tensor",
+                      .parameter = first->name,
+                      .ranks = std::move(ranks),
+                      .index = {},
+                      .value = static_cast<double>(count),
+                      .message = fmt::format("{} plain tensors on several ranks without \"copies\" in the manifest: {} "
+                                             "taken as replicated, {} of experts as distinct",
+                                             count, count - experts, experts)});
+}
+
+void report_disagreement(const ReferenceView& view, std::vector<Finding>& findings) {
+  if (view.totals.size() < 2) return;
+  std::vector<std::int32_t> ranks;
+  double smallest = std::numeric_limits<double>::infinity(), largest = 0.0;
+  bool nan = false;
+  for (const RankTotal& total : view.totals) {
+    ranks.insert(ranks.end(), total.ranks.begin(), total.ranks.end());
+    nan = nan || std::isnan(total.total);
+    smallest = std::fmin(smallest, total.total);
+    largest = std::fmax(largest, total.total);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  findings.push_back(
+      {.kind = "ranks-disagree",
+       .parameter = {},
+       .ranks = std::move(ranks),
+       .index = {},
+       .value = nan ? std::numeric_limits<double>::quiet_NaN() : largest - smallest,
+       .message = fmt::format("the training step's ranks would have clipped by {} different totals, from "
+                              "{:.9g} to {:.9g}{}",
+                              view.totals.size(), smallest, largest, nan ? ", and NaN" : "")});
+}
+
+void report_nothing_seen(const TensorStatistics& total, std::vector<Finding>& findings) {
+  if (total.elements != 0) return;
+  findings.push_back({.kind = "nothing-seen",
+                      .parameter = {},
+                      .ranks = {},
+                      .index = {},
+                      .value = {},
+                      .message = "the dump holds no gradient element, so the total is 0"});
+}
+
+}  // namespace gradclip

@@ -1,0 +1,72 @@
+#include <cmath>
+#include <limits>
+
+#include "gradclip/norm/shard_sums.hpp"
+#include "gradclip/report/report.hpp"
+
+namespace gradclip {
+namespace {
+
+std::optional<ReportExtreme> extreme(const ParameterDifference& parameter, double value, std::uint64_t at) {
+  const Difference& found = parameter.found;
+  if (found.nan_different != 0) {
+    return ReportExtreme{std::numeric_limits<double>::quiet_NaN(), index_at(parameter.pair.shape, found.first_nan)};
+  }
+  if (at == kNowhere) return std::nullopt;
+  return ReportExtreme{value, index_at(parameter.pair.shape, at)};
+}
+
+ReportDifference difference_of(const ParameterDifference& parameter) {
+  const ComparedPair& pair = parameter.pair;
+  const Difference& found = parameter.found;
+  ReportDifference report;
+  report.name = pair.name;
+  if (!pair.mapped_name.empty()) report.name_in_other = pair.mapped_name;
+  report.status = name(parameter.status);
+  if (pair.a) report.dtype = pair.a->dtype;
+  if (pair.b) report.dtype_in_other = pair.b->dtype;
+  report.shape = parameter.compared() ? pair.shape : pair.a ? pair.a->shape : pair.b->shape;
+  if (!parameter.compared()) return report;
+  if (!parameter.rule.ulps) report.relative = parameter.rule.relative;
+  report.elements = found.elements;
+  report.different = found.different;
+  report.nan_different = found.nan_different;
+  report.none_different = found.none_different;
+  report.max_abs = extreme(parameter, found.max_abs, found.max_abs_at);
+  report.max_rel = extreme(parameter, found.max_rel, found.max_rel_at);
+  report.relative_l2 = parameter.relative_l2();
+  report.relative_l2_epsilons = report.relative_l2 / epsilon_of(parameter.rule.narrower);
+  report.cosine = parameter.cosine();
+  report.norm_ratio = parameter.norm_ratio();
+  if (found.first_different != kNowhere) report.first_different = index_at(pair.shape, found.first_different);
+  for (const WorstElement& element : parameter.worst) {
+    report.worst.push_back({index_at(pair.shape, element.position), element.a, element.b});
+  }
+  return report;
+}
+
+}  // namespace
+
+Report diff_report(const std::filesystem::path& a, const Manifest& manifest_a, const std::filesystem::path& b,
+                   const Manifest& manifest_b, const DiffRule& rule, const DiffResult& result, ReportRun run) {
+  Report report;
+  report.command = "diff";
+  report.dump = report_dump(a, manifest_a);
+  report.run = std::move(run);
+  ReportDiff& diff = report.diff.emplace();
+  diff.other = report_dump(b, manifest_b);
+  std::error_code error;
+  diff.same_path = std::filesystem::equivalent(a, b, error);
+  diff.ulps = rule.ulps;
+  if (!rule.ulps) {
+    diff.relative = rule.relative;
+    diff.absolute = rule.absolute;
+  }
+  diff.equal_nan = rule.equal_nan;
+  for (const ParameterDifference& parameter : result.parameters) diff.parameters.push_back(difference_of(parameter));
+  diff.first = result.first;
+  report.findings = result.findings;
+  return report;
+}
+
+}  // namespace gradclip

@@ -1,0 +1,145 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <ostream>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/report/names.hpp"
+#include "gradclip/report/text_pieces.hpp"
+
+namespace gradclip {
+namespace {
+
+/// One line before it is written.
+struct Row {
+  std::string label;
+  double norm = 0.0;
+  double share = 0.0;
+  const ReportStatistics* statistics = nullptr;
+};
+
+/// Indices below `count` in the order that is asked for, the first `top` of them.
+/// @param number  what the order compares, of an index: descending, NaN first, ties by index
+/// @param text    the index's name
+template <class Number, class Text>
+std::vector<std::size_t> ordered(std::size_t count, const TableOptions& options, const Number& number,
+                                 const Text& text) {
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const std::size_t rows = options.top == 0 ? count : std::min(options.top, count);
+  const auto middle = order.begin() + static_cast<std::ptrdiff_t>(rows);
+  switch (options.order) {
+    case ParameterOrder::model:
+      break;
+    case ParameterOrder::name:
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return text(a) < text(b); });
+      break;
+    default:
+      std::partial_sort(order.begin(), middle, order.end(), [&](std::size_t a, std::size_t b) {
+        const double x = number(a), y = number(b);
+        const bool x_nan = std::isnan(x), y_nan = std::isnan(y);
+        if (x_nan != y_nan) return x_nan;
+        if (!x_nan && x != y) return x > y;
+        return a < b;
+      });
+  }
+  order.resize(rows);
+  return order;
+}
+
+double sort_key(ParameterOrder order, std::optional<double> norm, const ReportStatistics* statistics) {
+  if (order == ParameterOrder::norm) return norm.value_or(-1.0);
+  if (statistics == nullptr) return -1.0;
+  return order == ParameterOrder::max ? statistics->max_abs : static_cast<double>(statistics->nonfinite());
+}
+
+std::vector<Row> parameter_rows(const Report& report, const TableOptions& options) {
+  std::vector<Row> rows;
+  for (const std::size_t index : ordered_parameters(report, options)) {
+    const ReportParameter& parameter = report.parameters[index];
+    if (!parameter.statistics) continue;
+    rows.push_back({printable(parameter.name), parameter.norm.value_or(0.0), parameter.share.value_or(0.0),
+                    &*parameter.statistics});
+  }
+  return rows;
+}
+
+std::vector<Row> view_rows(const ReportView& view, const TableOptions& options) {
+  const std::vector<ReportViewLine>& lines = view.lines;
+  const std::vector<std::size_t> order = ordered(
+      lines.size(), options,
+      [&](std::size_t i) { return sort_key(options.order, lines[i].norm, &lines[i].statistics); },
+      [&](std::size_t i) -> const std::string& { return lines[i].name; });
+  std::vector<Row> rows;
+  for (const std::size_t index : order) {
+    const ReportViewLine& line = lines[index];
+    std::string label = printable(line.name);
+    if (view.by == ViewBy::module && label.empty()) label = "(root)";
+    rows.push_back({std::move(label), line.norm, line.share, &line.statistics});
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::vector<std::size_t> ordered_parameters(const Report& report, const TableOptions& options) {
+  const std::vector<ReportParameter>& parameters = report.parameters;
+  return ordered(
+      parameters.size(), options,
+      [&](std::size_t i) {
+        const ReportParameter& parameter = parameters[i];
+        return sort_key(options.order, parameter.norm, parameter.statistics ? &*parameter.statistics : nullptr);
+      },
+      [&](std::size_t i) -> const std::string& { return parameters[i].name; });
+}
+
+void write_norms_table(const Report& report, const TableOptions& options, const TextStyle& style, std::ostream& out) {
+  const std::vector<Row> rows = report.view ? view_rows(*report.view, options) : parameter_rows(report, options);
+  const std::string_view first_column = report.view ? name(report.view->by) : "name";
+  const ReportStatistics total = report.norm->statistics.value_or(ReportStatistics{});
+
+  constexpr std::size_t kNumbers = 12 + 9 + 12 + 13;
+  const std::size_t zeros_width = std::max<std::size_t>(grouped(total.zeros).size(), 5) + 2;
+  const std::size_t nan_width = std::max<std::size_t>(grouped(total.nan).size(), 3) + 2;
+  const std::size_t inf_width = std::max<std::size_t>(grouped(total.posinf + total.neginf).size(), 3) + 2;
+  const std::size_t counts_width = zeros_width + nan_width + inf_width;
+  std::size_t name_width = std::max<std::size_t>(5, first_column.size());
+  for (const Row& row : rows) name_width = std::max(name_width, columns(row.label));
+  if (style.width != 0) {
+    const std::size_t room = style.width > kNumbers + counts_width ? style.width - kNumbers - counts_width : 0;
+    name_width = std::min(name_width, std::max<std::size_t>(room, 12));
+  }
+
+  const auto text = [&](std::string_view label, double norm, double share, const ReportStatistics& statistics) {
+    return fmt::format("{}{:>12.6g}{:>9}{:>12.6g}{:>13.5g}{:>{}}{:>{}}{:>{}}", left(label, name_width), norm,
+                       percent(share), statistics.max_abs, statistics.mean, grouped(statistics.zeros), zeros_width,
+                       grouped(statistics.nan), nan_width, grouped(statistics.posinf + statistics.neginf), inf_width);
+  };
+  out << paint(style, Ink::faint,
+               fmt::format("{}{:>12}{:>9}{:>12}{:>13}{:>{}}{:>{}}{:>{}}", left(first_column, name_width), "norm",
+                           "share", "max", "mean", "zeros", zeros_width, "nan", nan_width, "inf", inf_width))
+      << '\n';
+  std::vector<std::string> labels;
+  for (const Row& row : rows) labels.push_back(row.label);
+  labels = shortened_apart(labels, name_width);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows[i];
+    out << paint(style, row.statistics->nonfinite() != 0 ? Ink::alarm : Ink::plain,
+                 text(labels[i], row.norm, row.share, *row.statistics))
+        << '\n';
+  }
+  const std::size_t all = report.view ? report.view->lines.size() : report.parameters.size();
+  const std::size_t shown = options.top == 0 ? all : std::min(options.top, all);
+  if (shown < all) {
+    out << fmt::format("... {} of {} {}s shown\n", grouped(shown), grouped(all),
+                       report.view ? name(report.view->by) : "parameter");
+  }
+  const bool finite = std::isfinite(report.norm->total);
+  out << paint(style, Ink::strong,
+               text("total", report.norm->total, finite ? (total.elements != 0 ? 1.0 : 0.0) : std::nan(""), total))
+      << '\n';
+}
+
+}  // namespace gradclip

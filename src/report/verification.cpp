@@ -1,0 +1,70 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ostream>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/report/text.hpp"
+#include "gradclip/report/text_pieces.hpp"
+
+namespace gradclip {
+namespace {
+
+constexpr std::size_t kMostOfAKind = 20;
+
+std::string checksums_text(const Report& report) {
+  const ReportVerification& checked = *report.verification;
+  if (!checked.manifest_checksum && checked.file_checksums == 0 && checked.shard_checksums == 0) {
+    return "none: nothing vouches for the bits";
+  }
+  const auto of = [](std::uint64_t some, std::uint64_t all, std::string_view what) {
+    if (some == all) return fmt::format("all {} {}", grouped(all), what);
+    return fmt::format("{} of {} {}", some == 0 ? "none" : grouped(some), grouped(all), what);
+  };
+  return fmt::format("{}, {}, {}", checked.manifest_checksum ? "the manifest" : "none of the manifest",
+                     of(checked.file_checksums, static_cast<std::uint64_t>(report.dump.world_size), "rank files"),
+                     of(checked.shard_checksums, checked.shards, "gradients"));
+}
+
+void write_finding(const Finding& finding, std::ostream& out) {
+  out << "  ";
+  if (!finding.parameter.empty()) out << printable(finding.parameter) << ' ';
+  if (finding.index) out << index_text(*finding.index) << ' ';
+  if (!finding.ranks.empty()) out << '(' << ranks_text(finding.ranks) << ") ";
+  out << printable(finding.message) << '\n';
+}
+
+}  // namespace
+
+void write_verification(const Report& report, const TextStyle& style, std::ostream& out) {
+  const ReportVerification& checked = *report.verification;
+  if (checked.manifest) {
+    write_head(report, style, out);
+    line(out, style, "read",
+         fmt::format("{}, {} in them", counted(checked.files, "rank file", "rank files"),
+                     counted(checked.shards, "gradient", "gradients")));
+    line(out, style, "checksums", checksums_text(report));
+  } else {
+    out << paint(style, Ink::strong, "gradclip verify") << ' ' << printable(report.dump.path) << "\n\n";
+    line(out, style, "read", "the manifest only: it cannot be used");
+  }
+  if (report.findings.empty()) {
+    line(out, style, "findings", "none: clean", {}, Ink::strong);
+    return;
+  }
+  line(out, style, "findings", grouped(report.findings.size()), {}, Ink::alarm);
+  for (auto first = report.findings.begin(); first != report.findings.end();) {
+    const auto last =
+        std::find_if(first, report.findings.end(), [&](const Finding& f) { return f.kind != first->kind; });
+    const auto count = static_cast<std::size_t>(last - first);
+    out << '\n' << paint(style, Ink::warning, fmt::format("{} ({})", printable(first->kind), grouped(count))) << '\n';
+    const std::size_t shown = std::min(count, kMostOfAKind);
+    for (std::size_t i = 0; i < shown; ++i) write_finding(first[static_cast<std::ptrdiff_t>(i)], out);
+    if (count > shown) {
+      out << fmt::format("  ... and {} more: --report FILE.json has all\n", grouped(count - shown));
+    }
+    first = last;
+  }
+}
+
+}  // namespace gradclip
