@@ -21,12 +21,12 @@ struct TravellingElement {
 };
 
 /// Whether every copy of the side's pieces is what the counted copy is, as far as fingerprints tell.
-bool copies_agree(const std::vector<Piece>& pieces) {
-  std::map<std::pair<std::uint32_t, std::uint32_t>, const Piece*> counted;  // by addend and where they begin
-  for (const Piece& piece : pieces) {
+bool copies_agree(const std::vector<ComparedPiece>& pieces) {
+  std::map<std::pair<std::uint32_t, std::uint32_t>, const ComparedPiece*> counted;  // by addend and where they begin
+  for (const ComparedPiece& piece : pieces) {
     if (piece.header.copy == 0) counted[{piece.header.addend, piece.runs.front().offset}] = &piece;
   }
-  return std::all_of(pieces.begin(), pieces.end(), [&](const Piece& piece) {
+  return std::all_of(pieces.begin(), pieces.end(), [&](const ComparedPiece& piece) {
     if (piece.header.copy == 0) return true;
     const auto found = counted.find({piece.header.addend, piece.runs.front().offset});
     if (found == counted.end() || found->second->runs != piece.runs) return false;

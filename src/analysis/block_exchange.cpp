@@ -101,7 +101,7 @@ std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
   sent_.resize(total);
   std::vector<std::size_t> to_read;
   for (std::size_t i = 0; i < outgoing.size(); ++i) {
-    const Piece& piece = outgoing[i].piece;
+    const ComparedPiece& piece = outgoing[i].piece;
     const bool travels = outgoing[i].to != me && bytes_of_piece(round, piece) > 0;
     if (travels) outgoing[i].at = sent_.data() + offsets[i];
     const bool hashed = !all_copies_ && tensor(round[piece.header.block], piece.header.side).copies > 1;
@@ -136,7 +136,7 @@ void BlockExchange::describe(std::span<const Block> round, std::uint32_t side, s
     const ShardLayout none_layout = shard.none ? manifest.layout(entry, rank) : ShardLayout();
     const ShardLayout& layout = shard.none ? none_layout : shard.layout;
     Outgoing& out = outgoing.emplace_back();
-    Piece& piece = out.piece;
+    ComparedPiece& piece = out.piece;
     piece.first = elements_before(layout, entry.shape, begin - part.begin);
     const std::uint64_t last = elements_before(layout, entry.shape, end - part.begin);
     if (piece.first == last) {
@@ -160,7 +160,7 @@ void BlockExchange::describe(std::span<const Block> round, std::uint32_t side, s
 }
 
 /// Bytes that travel with the piece.
-std::size_t BlockExchange::bytes_of_piece(std::span<const Block> round, const Piece& piece) const {
+std::size_t BlockExchange::bytes_of_piece(std::span<const Block> round, const ComparedPiece& piece) const {
   if (piece.header.none != 0 || (piece.header.copy != 0 && !all_copies_)) return 0;
   return piece.header.elements * size_of(tensor(round[piece.header.block], piece.header.side).dtype);
 }
@@ -202,7 +202,7 @@ void BlockExchange::receive(std::span<const Block> round, std::vector<Outgoing>&
   const auto their_headers = exchange_values(run_.comm, std::move(headers));
   const auto their_runs = exchange_values(run_.comm, std::move(runs));
   std::vector<std::size_t> receive_counts(processes, 0);
-  Piece piece;
+  ComparedPiece piece;
   for (std::size_t from = 0; from < processes; ++from) {
     for (const PieceHeader& header : their_headers[from]) {
       piece.header = header;
@@ -218,7 +218,7 @@ void BlockExchange::receive(std::span<const Block> round, std::vector<Outgoing>&
   for (std::size_t from = 0; from < processes; ++from) {
     auto run = their_runs[from].begin();
     for (const PieceHeader& header : their_headers[from]) {
-      Piece arrived{header, {run, run + header.runs}, 0, nullptr};
+      ComparedPiece arrived{header, {run, run + header.runs}, 0, nullptr};
       run += header.runs;
       if (const std::size_t bytes = bytes_of_piece(round, arrived); bytes > 0) {
         arrived.bytes = at;

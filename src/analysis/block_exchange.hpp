@@ -46,7 +46,7 @@ struct PieceHeader {
   std::uint64_t fingerprint = 0;  ///< of bytes and scale_inv, where there are copies
 };
 
-struct Piece {
+struct ComparedPiece {
   PieceHeader header;
   std::vector<StridedRun> runs;      ///< from the block's begin
   std::uint64_t first = 0;           ///< in the local shard, where this process has it
@@ -54,7 +54,7 @@ struct Piece {
 };
 
 /// The pieces of one block by side, in no particular order.
-using BlockPieces = std::array<std::vector<Piece>, 2>;
+using BlockPieces = std::array<std::vector<ComparedPiece>, 2>;
 
 /// Rounds of blocks, the same on every process.
 class BlockExchange {
@@ -73,7 +73,7 @@ class BlockExchange {
  private:
   struct Outgoing {
     int to = 0;
-    Piece piece;
+    ComparedPiece piece;
     std::byte* at = nullptr;  ///< where its bytes are to be read to
   };
 
@@ -85,7 +85,7 @@ class BlockExchange {
   [[nodiscard]] int owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const;
   void describe(std::span<const Block> round, std::uint32_t side, std::int32_t rank,
                 std::vector<Outgoing>& outgoing) const;
-  [[nodiscard]] std::size_t bytes_of_piece(std::span<const Block> round, const Piece& piece) const;
+  [[nodiscard]] std::size_t bytes_of_piece(std::span<const Block> round, const ComparedPiece& piece) const;
   void read(std::span<const Block> round, Outgoing& outgoing, std::vector<std::byte>& scratch) const;
   void receive(std::span<const Block> round, std::vector<Outgoing>& outgoing, std::span<const std::size_t> send_counts,
                std::vector<BlockPieces>& pieces);

@@ -18,7 +18,7 @@ bool adds(PartialOperation operation) {
 }
 
 template <class Use>
-void for_each_run(const Piece& piece, const Use& use) {
+void for_each_run(const ComparedPiece& piece, const Use& use) {
   std::uint64_t local = 0;
   for (const StridedRun& run : piece.runs) {
     for (std::uint32_t i = 0; i < run.repeats; ++i) {
@@ -50,7 +50,7 @@ void copy_values(const std::byte* stored, DType dtype, float scale_inv, std::uin
   });
 }
 
-const std::byte* BlockAssembly::stored(const BlockSide& side, const Piece& piece) {
+const std::byte* BlockAssembly::stored(const BlockSide& side, const ComparedPiece& piece) {
   if (piece.bytes != nullptr) return piece.bytes;
   const std::size_t bytes = piece.header.elements * size_of(side.tensor.dtype);
   if (scratch_.size() < bytes) scratch_.resize(bytes);
@@ -60,13 +60,13 @@ const std::byte* BlockAssembly::stored(const BlockSide& side, const Piece& piece
   return scratch_.data();
 }
 
-void BlockAssembly::check_cover(const BlockSide& side, std::span<const Piece* const> pieces) {
+void BlockAssembly::check_cover(const BlockSide& side, std::span<const ComparedPiece* const> pieces) {
   std::uint64_t held = 0;
-  for (const Piece* piece : pieces) held += piece->header.elements;
+  for (const ComparedPiece* piece : pieces) held += piece->header.elements;
   bool twice = held > side.elements;
   if (!twice && held == side.elements && pieces.size() > 1) {
     covered_.assign(side.elements, 0);
-    for (const Piece* piece : pieces) {
+    for (const ComparedPiece* piece : pieces) {
       for_each_run(*piece, [&](std::uint64_t at, std::uint64_t, std::uint64_t count) {
         twice = twice || std::memchr(covered_.data() + at, 1, count) != nullptr;
         std::memset(covered_.data() + at, 1, count);
@@ -84,10 +84,10 @@ void BlockAssembly::check_cover(const BlockSide& side, std::span<const Piece* co
 
 void BlockAssembly::assemble_addend(const BlockSide& side, std::uint32_t addend, std::optional<std::uint32_t> copy,
                                     BlockValues& values) {
-  std::vector<const Piece*> pieces, of_one_copy;
+  std::vector<const ComparedPiece*> pieces, of_one_copy;
   bool any_none = false;
   float largest_scale = 0.0F;
-  for (const Piece& piece : side.pieces) {
+  for (const ComparedPiece& piece : side.pieces) {
     if (piece.header.addend != addend || (copy && piece.header.copy != *copy)) continue;
     pieces.push_back(&piece);
     if (piece.header.copy == copy.value_or(0)) of_one_copy.push_back(&piece);
@@ -97,7 +97,7 @@ void BlockAssembly::assemble_addend(const BlockSide& side, std::uint32_t addend,
   check_cover(side, of_one_copy);
   // The copy that counts is written last.
   std::sort(pieces.begin(), pieces.end(),
-            [](const Piece* x, const Piece* y) { return x->header.copy > y->header.copy; });
+            [](const ComparedPiece* x, const ComparedPiece* y) { return x->header.copy > y->header.copy; });
 
   const DType stored_as = side.tensor.dtype;
   values.dtype = is_float8(stored_as) ? DType::float32 : stored_as;
@@ -109,7 +109,7 @@ void BlockAssembly::assemble_addend(const BlockSide& side, std::uint32_t addend,
     values.none.assign(side.elements, 1);
     std::memset(values.bytes.data(), 0, side.elements * size);
   }
-  for (const Piece* piece : pieces) {
+  for (const ComparedPiece* piece : pieces) {
     if (piece->header.none != 0) continue;
     const bool whole =
         piece->runs.size() == 1 && piece->runs[0].repeats == 1 && piece->header.elements == side.elements;

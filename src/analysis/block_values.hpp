@@ -15,7 +15,7 @@ namespace gradclip {
 struct BlockSide {
   DumpReader& dump;
   const ComparedTensor& tensor;
-  const std::vector<Piece>& pieces;
+  const std::vector<ComparedPiece>& pieces;
   std::uint64_t elements = 0;
   const std::function<void(std::uint64_t)>& progress;
 };
@@ -49,7 +49,7 @@ class BlockAssembly {
                        BlockValues& values);
 
   /// The piece's elements as stored: as they arrived, or read into memory that the next call uses again.
-  [[nodiscard]] const std::byte* stored(const BlockSide& side, const Piece& piece);
+  [[nodiscard]] const std::byte* stored(const BlockSide& side, const ComparedPiece& piece);
 
  private:
   struct Level {
@@ -57,7 +57,7 @@ class BlockAssembly {
     std::vector<std::uint8_t> none;
   };
 
-  void check_cover(const BlockSide& side, std::span<const Piece* const> pieces);
+  void check_cover(const BlockSide& side, std::span<const ComparedPiece* const> pieces);
   void reduce(const BlockSide& side, std::optional<std::uint32_t> copy, std::size_t level, std::uint32_t group,
               Level& result);
 

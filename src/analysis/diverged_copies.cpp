@@ -40,7 +40,7 @@ std::vector<double> widened(const BlockValues& values, std::uint64_t elements) {
 
 /// Calls use(element of the block, element of the piece).
 template <class Use>
-void for_each_element(const Piece& piece, const Use& use) {
+void for_each_element(const ComparedPiece& piece, const Use& use) {
   std::uint64_t local = 0;
   for (const StridedRun& run : piece.runs) {
     for (std::uint32_t repeat = 0; repeat < run.repeats; ++repeat) {
@@ -70,23 +70,23 @@ class CopyComparison {
     assembly_.assemble_addend(side_, addend, std::nullopt, counted);
     const std::vector<double> numbers = widened(counted, side_.elements);
     std::vector<std::int32_t> holder(side_.elements, -1);  // the rank whose copy counts
-    std::vector<const Piece*> pieces;
-    for (const Piece& piece : side_.pieces) {
+    std::vector<const ComparedPiece*> pieces;
+    for (const ComparedPiece& piece : side_.pieces) {
       if (piece.header.addend == addend) pieces.push_back(&piece);
     }
-    std::sort(pieces.begin(), pieces.end(), [](const Piece* x, const Piece* y) {
+    std::sort(pieces.begin(), pieces.end(), [](const ComparedPiece* x, const ComparedPiece* y) {
       return std::pair(x->header.copy, x->header.rank) < std::pair(y->header.copy, y->header.rank);
     });
-    for (const Piece* piece : pieces) {
+    for (const ComparedPiece* piece : pieces) {
       if (piece->header.none != 0) continue;
       for_each_element(*piece, [&](std::uint64_t at, std::uint64_t) {
         if (holder[at] < 0) holder[at] = piece->header.rank;
       });
     }
-    for (const Piece* piece : pieces) compare_piece(*piece, numbers, holder, ranks);
+    for (const ComparedPiece* piece : pieces) compare_piece(*piece, numbers, holder, ranks);
   }
 
-  void compare_piece(const Piece& piece, const std::vector<double>& counted, const std::vector<std::int32_t>& holder,
+  void compare_piece(const ComparedPiece& piece, const std::vector<double>& counted, const std::vector<std::int32_t>& holder,
                      std::vector<std::int32_t>& ranks) {
     BlockValues own;
     own.dtype = is_float8(side_.tensor.dtype) ? DType::float32 : side_.tensor.dtype;
@@ -126,7 +126,7 @@ class CopyComparison {
 
   void add_up(const std::vector<double>& other, bool other_none) {
     const bool none = std::any_of(side_.pieces.begin(), side_.pieces.end(),
-                                  [](const Piece& piece) { return piece.header.none != 0; });
+                                  [](const ComparedPiece& piece) { return piece.header.none != 0; });
     if (!side_.tensor.steps.empty() || none || other_none) {
       found_.sum_apart = found_.mean_apart = std::nan("");
       return;

@@ -381,7 +381,7 @@ def test_inspect_reads_no_gradient_data(tool, small):
 def test_doctor():
     result = run(1, "doctor")
     assert result.code == 0 and result.err == "", result
-    for word in ("gradclip", "HDF5", "MPI", "cpu", "cuda"):
+    for word in ("gradclip", "HDF5", "MPI", "cpu", "NCCL"):
         assert word.lower() in result.out.lower(), word
     report = run(1, "doctor", "--format", "json").json()
     assert report["command"] == "doctor" and report["format"] == "gradclip.report"

@@ -137,9 +137,10 @@ def test_surplus_in_the_packed_layout_and_in_none(tool):
     rewrite_manifest(path, lambda m: m["parameters"][1].update(ranks=[0, 1, 3]))
     report = verify(path)
     assert [(f["kind"], f["parameter"], f["ranks"]) for f in report["findings"]] == [
-        ("extra", "/none, layers.0.bias", [2])]
+        ("extra", "/none, layers.0.bias", [2]), ("ranks-disagree", None, [0, 1, 2, 3])]  # rank 2 has no bias
     rewrite_manifest(path, lambda m: m["parameters"][1].update(ranks=[0, 3]))
-    assert [f["parameter"] for f in verify(path)["findings"]] == ["/none, layers.0.bias", "/packed/index, layers.0.bias"]
+    found = [f["parameter"] for f in verify(path)["findings"] if f["kind"] == "extra"]
+    assert found == ["/none, layers.0.bias", "/packed/index, layers.0.bias"]
 
 
 def test_in_none_and_there(tool):
@@ -228,7 +229,7 @@ def test_checksum_of_a_dataset_without_whole_files(tool):
     rewrite_manifest(path, lambda m: m.pop("files"))
     flip(path / "rank_00001.h5", find=dump.parameters[2].shards[1].tobytes())
     report = verify(path)
-    assert sorted(kinds(report)) == ["checksum", "replicas-differ"]
+    assert kinds(report) == ["checksum", "replicas-differ", "ranks-disagree"]
     assert finding(report, "checksum")["parameter"] == "layers.1.weight"
 
 

@@ -10,7 +10,7 @@ NAMES = {
     "statistics": "_ZN8gradclip4cuda12_GLOBAL__N_17statistics_kernelILNS_5DTypeE3ELNS0_5TermsE0EEEvNS0_11DeviceTableE",
     "scale": "_ZN8gradclip4cuda12_GLOBAL__N_12scale_kernelILNS_5DTypeE1EEEvNS0_11DeviceTableE",
     "combine": "_ZN8gradclip4cuda12_GLOBAL__N_14combine_kernelILNS_5DTypeE0EEEvNS0_12CombineTableE",
-    "accumulate": "_ZN8gradclip4cuda12_GLOBAL__N_17accumulate_kernelILNS_5DTypeE1ELS3_3EEEvPKPSt4byteNS0_11DeviceTableE",
+    "accumulate": "_ZN8gradclip4cuda9_GLOBAL_17accumulate_kernelILNS_5DTypeE1ELS3_3EEEvPKPSt4byteNS0_11DeviceTableE",
 }
 TITLES = ["statistics<bfloat16, squares>", "scale<float32>", "combine<float64>", "accumulate<float32, bfloat16>"]
 
