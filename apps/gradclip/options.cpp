@@ -153,7 +153,8 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.diff.rule.relative = tolerance(v); }},
       {"atol", Kind::value, Section::command, kDiff, "A", "the absolute part of it (default 0)",
        [](Line& line, const Value& v) { line.diff.rule.absolute = tolerance(v); }},
-      {"ulp", Kind::value, Section::command, kDiff, "N", "in place of both: equal when at most N numbers of the type apart",
+      {"ulp", Kind::value, Section::command, kDiff, "N",
+       "in place of both: equal when at most N numbers of the type apart",
        [](Line& line, const Value& v) { line.diff.rule.ulps = static_cast<std::uint64_t>(integer(v, 0)); }},
       {"equal-nan", Kind::flag, Section::command, kDiff, "", "a NaN equals a NaN",
        [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
@@ -591,8 +592,8 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     const auto value = values.find(option.name);
     if (value != values.end()) option.apply(line, value->second);
   }
-  if (const auto depth = values.find("depth"); depth != values.end() && line.table.by != ViewBy::module &&
-                                               depth->second.level == Level::command_line) {
+  if (const auto depth = values.find("depth");
+      depth != values.end() && line.table.by != ViewBy::module && depth->second.level == Level::command_line) {
     refuse(depth->second, "--by module beside it, whose levels it counts");
   }
   line.clip.numerics = line.common.numerics;

@@ -86,8 +86,8 @@ class CopyComparison {
     for (const ComparedPiece* piece : pieces) compare_piece(*piece, numbers, holder, ranks);
   }
 
-  void compare_piece(const ComparedPiece& piece, const std::vector<double>& counted, const std::vector<std::int32_t>& holder,
-                     std::vector<std::int32_t>& ranks) {
+  void compare_piece(const ComparedPiece& piece, const std::vector<double>& counted,
+                     const std::vector<std::int32_t>& holder, std::vector<std::int32_t>& ranks) {
     BlockValues own;
     own.dtype = is_float8(side_.tensor.dtype) ? DType::float32 : side_.tensor.dtype;
     std::vector<double> numbers;

@@ -238,8 +238,7 @@ void write_verification(JsonWriter& json, const ReportVerification& verification
 }
 
 void write_view_csv(const ReportView& view, std::ostream& out) {
-  out << name(view.by)
-      << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf\n";
+  out << name(view.by) << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf\n";
   for (const ReportViewLine& line : view.lines) {
     const ReportStatistics& measured = line.statistics;
     out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_text(line.name), line.parameters,
