@@ -1,7 +1,6 @@
 #include "gradclip/analysis/diff_rule.hpp"
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <limits>
 
@@ -21,41 +20,7 @@ std::int64_t place(double x) {
 
 }  // namespace
 
-double epsilon_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::float64:
-      return DBL_EPSILON;
-    case DType::float32:
-      return FLT_EPSILON;
-    case DType::float16:
-      return 0x1p-10;
-    case DType::bfloat16:
-      return 0x1p-7;
-    case DType::float8_e4m3fn:
-      return 0x1p-3;
-    case DType::float8_e5m2:
-      return 0x1p-2;
-  }
-  return 0.0;
-}
-
-double smallest_normal_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::float64:
-      return DBL_MIN;
-    case DType::float32:
-    case DType::bfloat16:
-      return FLT_MIN;
-    case DType::float16:
-    case DType::float8_e5m2:
-      return 0x1p-14;
-    case DType::float8_e4m3fn:
-      return 0x1p-6;
-  }
-  return 0.0;
-}
-
-DType narrower_of(DType a, DType b) noexcept {
+DType narrower_of(DType a, DType b) {
   return epsilon_of(a) >= epsilon_of(b) ? a : b;
 }
 

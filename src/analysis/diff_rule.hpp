@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "gradclip/base/dtype.hpp"
+#include "gradclip/base/precision.hpp"
 
 namespace gradclip {
 
@@ -29,11 +30,8 @@ struct ElementRule {
   [[nodiscard]] bool equal(double a, double b) const noexcept;
 };
 
-/// The distance from 1 to the next larger number.
-[[nodiscard]] double epsilon_of(DType dtype) noexcept;
-[[nodiscard]] double smallest_normal_of(DType dtype) noexcept;
 /// The one with the larger epsilon.
-[[nodiscard]] DType narrower_of(DType a, DType b) noexcept;
+[[nodiscard]] DType narrower_of(DType a, DType b);
 [[nodiscard]] ElementRule element_rule(const DiffRule& rule, DType a, DType b) noexcept;
 
 /// How many numbers of the type lie from a to b, both rounded to it first. For float8, whose scale_inv takes values off

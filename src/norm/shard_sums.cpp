@@ -243,13 +243,6 @@ bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, 
   return true;
 }
 
-void store_through(DType dtype, double value, std::byte* element) {
-  with_dtype(dtype, [&]<DType D>() {
-    const typename Element<D>::Bits bits = Element<D>::round(static_cast<ComputeOf<D>>(value));
-    std::memcpy(element, &bits, sizeof bits);
-  });
-}
-
 Absences::Absences(Run& run, const std::vector<bool>& expert, std::span<const NoneShard> mine) {
   const Manifest& manifest = run.dump.manifest();
   std::vector<NoneShard> told;

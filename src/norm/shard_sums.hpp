@@ -104,7 +104,6 @@ struct StandIn {
 /// single values outside a backend.
 [[nodiscard]] double round_through(DType dtype, double value);
 [[nodiscard]] double widen_through(DType dtype, const std::byte* element);
-void store_through(DType dtype, double value, std::byte* element);
 
 /// Row-major position of global coordinates, and back.
 [[nodiscard]] std::uint64_t global_position(std::span<const std::int64_t> shape, std::span<const std::int64_t> index);

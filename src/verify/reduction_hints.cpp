@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "gradclip/base/dispatch.hpp"
+#include "gradclip/base/precision.hpp"
 #include "gradclip/norm/segments.hpp"
 
 namespace gradclip {
@@ -15,25 +15,6 @@ namespace {
 
 constexpr std::size_t kMostParameters = 100;
 constexpr std::size_t kMostCopies = 64;
-
-/// The distance from 1 to the next number of the type: twice what rounding the copies and their sum can make of it.
-double epsilon(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return 0x1p-52;
-    case DType::float32:
-      return 0x1p-23;
-    case DType::float16:
-      return 0x1p-10;
-    case DType::bfloat16:
-      return 0x1p-7;
-    case DType::float8_e4m3fn:
-      return 0x1p-3;
-    case DType::float8_e5m2:
-      return 0x1p-2;
-  }
-  return 0.0;
-}
 
 /// The copies of one slice of a parameter.
 struct CopyGroup {
@@ -47,7 +28,7 @@ class Candidates {
  public:
   Candidates(std::vector<std::int32_t> ranks, DType dtype)
       : ranks_(std::move(ranks)),
-        slack_(epsilon(dtype)),
+        slack_(epsilon_of(dtype)),  // twice what rounding the copies and their sum can make of it
         is_zero_(ranks_.size(), true),
         is_sum_(ranks_.size(), ranks_.size() > 2),
         is_mean_(is_sum_),
