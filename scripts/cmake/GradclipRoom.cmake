@@ -8,13 +8,13 @@ target_compile_options(gradclip_options INTERFACE
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>            # false alarms of GCC 12 on "text" + std::string (its bug 105651)
   $<$<BOOL:${GRADCLIP_WARNINGS_AS_ERRORS}>:-Werror>)
 
-# gradclip_room(<name> SOURCES <files> [DEPENDS <rooms>] [LINKS <targets>] [PUBLIC_LINKS <targets>])
+# gradclip_room(<name> SOURCES <files> [DEPENDS <rooms>] [LINKS <targets>] [PUBLIC_LINKS <targets>] [HOT])
 #
 # One room under src/: the library gradclip::<name>. Its headers are included as "gradclip/<name>/<file>.hpp" through an
 # include root of its own, so that a header of a room that is not among its DEPENDS cannot be found. LINKS are foreign
-# libraries and stay private: a foreign header is for one room's .cpp files.
+# libraries and stay private: a foreign header is for one room's .cpp files. HOT: its loops go over every element.
 function(gradclip_room name)
-  cmake_parse_arguments(PARSE_ARGV 1 room "" "" "SOURCES;DEPENDS;LINKS;PUBLIC_LINKS")
+  cmake_parse_arguments(PARSE_ARGV 1 room "HOT" "" "SOURCES;DEPENDS;LINKS;PUBLIC_LINKS")
   set(include_root "${PROJECT_BINARY_DIR}/rooms/${name}")
   file(MAKE_DIRECTORY "${include_root}/gradclip")
   file(CREATE_LINK "${PROJECT_SOURCE_DIR}/src/${name}" "${include_root}/gradclip/${name}" SYMBOLIC)
@@ -22,6 +22,9 @@ function(gradclip_room name)
   set(target gradclip_${name})
   add_library(${target} STATIC ${room_SOURCES})
   add_library(gradclip::${name} ALIAS ${target})
+  if(room_HOT)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O3>)
+  endif()
   target_include_directories(${target} PUBLIC "${include_root}")
   list(TRANSFORM room_DEPENDS PREPEND gradclip::)
   target_link_libraries(${target} PUBLIC ${room_DEPENDS} ${room_PUBLIC_LINKS} PRIVATE gradclip_options ${room_LINKS})
