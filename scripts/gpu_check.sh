@@ -91,7 +91,6 @@ compile() {
   timeout 90 scripts/setup.sh --cuda || echo "setup did not succeed; going on with what is installed"
   cmake --preset release -B "$build" -DGRADCLIP_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
     -DGRADCLIP_BUILD_TESTS=ON -DGRADCLIP_BUILD_BENCHMARKS=ON -DGRADCLIP_CHECK_HEADERS=OFF -DGRADCLIP_EMULATION=OFF \
-    -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON \
     ${python:+-DGRADCLIP_TEST_PYTHON="$python"} &&
     cmake --build "$build" -j "$(nproc)" --target gradclip gradclip-bench backend_agreement_test
 }

@@ -26,4 +26,5 @@ done
 scripts/setup.sh "${setup[@]}"
 cmake --preset "$preset" "${configure[@]}" >/dev/null
 cmake --build --preset "$preset" -j "$(nproc)" "${build[@]}"
-ctest --preset "$preset" -j "$(nproc)" "${rest[@]}"
+# Many tests wait for processes to start and to end more than they compute.
+ctest --preset "$preset" -j "$((2 * $(nproc)))" "${rest[@]}"

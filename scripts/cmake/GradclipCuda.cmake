@@ -68,6 +68,11 @@ if(NOT (CUDAToolkit_FOUND AND NCCL_INCLUDE_DIR AND GRADCLIP_BUILD_TESTS))
   set(GRADCLIP_EMULATION OFF)
 endif()
 
+# libnccl of a toolkit that is no package of the system is found where it was linked from.
+if(GRADCLIP_HAS_NCCL)
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+endif()
+
 add_library(gradclip_device INTERFACE)
 add_library(gradclip_device_real INTERFACE)
 add_library(gradclip_device_emulated INTERFACE)

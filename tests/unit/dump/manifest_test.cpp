@@ -2,11 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
+#include "allocations.hpp"
 #include "dump_builder.hpp"
 #include "expect_error.hpp"
 #include "gradclip/dump/checksum.hpp"
@@ -338,16 +339,18 @@ TEST(RewrittenManifest, KeepsWhatItDoesNotChange) {
   EXPECT_EQ(root["checksum"], checksum_text(xxh3_64(hashed.data(), hashed.size())));
 }
 
-TEST(Manifest, AHundredThousandParametersAndFourThousandRanksTakeLessThanTwoSeconds) {
-  std::string ranks;
-  std::vector<std::int32_t> list(4096);
-  for (std::int32_t i = 0; i < 4096; ++i) list[static_cast<std::size_t>(i)] = i;
-  DumpBuilder dump("unused", 4096);
-  dump.mesh("world", {"dp", "tp"}, {512, 8}, list);
+/// Half of the parameters on a mesh of all ranks, half on one of eight parts; shapes and names as real models have
+/// them.
+std::string large_manifest(std::int32_t ranks, int parameters) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  DumpBuilder dump("unused", ranks);
+  dump.mesh("world", {"dp", "tp"}, {ranks / 8, 8}, all);
   for (int i = 0; i < 8; ++i) {
-    dump.mesh("part" + std::to_string(i), {"x"}, {512}, {list.begin() + i * 512, list.begin() + (i + 1) * 512});
+    dump.mesh("part" + std::to_string(i), {"x"}, {ranks / 8},
+              {all.begin() + i * (ranks / 8), all.begin() + (i + 1) * (ranks / 8)});
   }
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < parameters; ++i) {
     const bool part = i % 2 == 1;
     dump.parameter({.name = "model.layers." + std::to_string(part ? i / 16 : i) + ".self_attn.q_proj.weight",
                     .shape = {8192, 8192},
@@ -357,14 +360,31 @@ TEST(Manifest, AHundredThousandParametersAndFourThousandRanksTakeLessThanTwoSeco
                                        : std::vector<std::string>{"_StridedShard(dim=0, sf=8)", "Shard(0)"},
                     .dataset = part ? "part" + std::to_string(i / 16) : ""});
   }
-  const std::string text = dump.manifest_text();
-  const auto start = std::chrono::steady_clock::now();
+  return dump.manifest_text();
+}
+
+struct Cost {
+  double allocations, peak_bytes;
+};
+
+Cost cost_of_parsing(std::int32_t ranks, int parameters) {
+  const std::string text = large_manifest(ranks, parameters);
+  const test::Allocations allocations;
   const Manifest manifest = parse_manifest(text, "FILE");
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  EXPECT_EQ(manifest.parameters.size(), 100'000u);
-  RecordProperty("seconds", std::to_string(seconds));
-  std::printf("%.3f s for %zu bytes\n", seconds, text.size());
-  EXPECT_LT(seconds, 10.0);  // about 0.5 s; sanitizers and busy machines may take their time
+  EXPECT_EQ(manifest.parameters.size(), static_cast<std::size_t>(parameters));
+  return {static_cast<double>(allocations.count()), static_cast<double>(allocations.peak_bytes())};
+}
+
+TEST(Manifest, CostsAsMuchAsItsParametersAndItsRanksNeverTheirProduct) {
+  const Cost small = cost_of_parsing(64, 2000);
+  const Cost parameters = cost_of_parsing(64, 16'000);
+  const Cost ranks = cost_of_parsing(4096, 2000);
+  EXPECT_LT(parameters.allocations, 8.5 * small.allocations);
+  EXPECT_LT(parameters.peak_bytes, 8.5 * small.peak_bytes);
+  EXPECT_LT(parameters.peak_bytes, 16'000 * 5000.0);  // 500 MB at 100,000 parameters
+  // The meshes' lists and the files' entries grow with the ranks; a product would be 8 million.
+  EXPECT_LT(ranks.allocations - small.allocations, 4096 * 16.0);
+  EXPECT_LT(ranks.peak_bytes - small.peak_bytes, 4096 * 2000.0);
 }
 
 }  // namespace

@@ -1,0 +1,1 @@
+// Has nothing: its target holds the precompiled headers of GradclipRoom.cmake or GradclipTest.cmake.
