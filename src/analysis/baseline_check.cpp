@@ -260,7 +260,7 @@ void compare_entries(const Baseline& recorded, const Baseline& measured, Toleran
   }
   for (std::size_t i = 0; i < recorded.parameters.size(); ++i) {
     const std::vector<std::size_t>& left = places[recorded.parameters[i].name];
-    if (std::find(left.begin(), left.end(), i) == left.end()) continue;
+    if (left.empty() || i < left.back()) continue;  // its first ones were taken
     CheckedEntry& entry = result.entries.emplace_back();
     entry.name = recorded.parameters[i].name;
     entry.compared = true;
