@@ -11,6 +11,7 @@ namespace gradclip {
 [[nodiscard]] ExitCode run_norms(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_verify(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_inspect(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_check(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_diff(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_doctor(Session& session, const CommandLine& line);
 

@@ -44,7 +44,7 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kAll = ~0u;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64, kAll = ~0u;
 
 struct OptionEntry {
   std::string name;
@@ -123,7 +123,7 @@ std::vector<OptionEntry> make_table() {
          if (total < 0.0) refuse(v, "a number of at least 0, inf or nan");
          line.clip.total_norm = total;
        }},
-      {"verify", Kind::flag, Section::command, kClip | kNorms, "",
+      {"verify", Kind::flag, Section::command, kClip | kNorms | kCheck, "",
        "check every rank file's recorded checksum before anything else",
        [](Line& line, const Value& v) { line.verify = boolean(v); }},
       {"by", Kind::value, Section::command, kNorms, "WHAT",
@@ -148,11 +148,21 @@ std::vector<OptionEntry> make_table() {
        }},
       {"top", Kind::value, Section::command, kNorms, "N", "only the first N rows of the table",
        [](Line& line, const Value& v) { line.table.top = static_cast<std::size_t>(integer(v, 1)); }},
-      {"rtol", Kind::value, Section::command, kDiff, "R",
-       "equal when |a - b| <= A + R x |b| (default: the epsilon of the narrower type)",
-       [](Line& line, const Value& v) { line.diff.rule.relative = tolerance(v); }},
-      {"atol", Kind::value, Section::command, kDiff, "A", "the absolute part of it (default 0)",
-       [](Line& line, const Value& v) { line.diff.rule.absolute = tolerance(v); }},
+      {"baseline", Kind::value, Section::command, kCheck, "FILE", "the committed baseline (required)",
+       [](Line& line, const Value& v) { line.check.baseline = v.text; }},
+      {"update", Kind::flag, Section::command, kCheck, "", "write the baseline from this dump and say what changed",
+       [](Line& line, const Value& v) { line.check.options.update = boolean(v); }},
+      {"allow-nonfinite", Kind::flag, Section::command, kCheck, "",
+       "compare, and with --update write, NaN and infinities like other counts",
+       [](Line& line, const Value& v) { line.check.options.allow_nonfinite = boolean(v); }},
+      {"rtol", Kind::value, Section::command, kDiff | kCheck, "R",
+       "equal when |a - b| <= A + R x |b| (default: the narrower type's epsilon; check: the baseline's)",
+       [](Line& line, const Value& v) { line.diff.rule.relative = line.check.options.relative = tolerance(v); }},
+      {"atol", Kind::value, Section::command, kDiff | kCheck, "A", "the absolute part of it",
+       [](Line& line, const Value& v) {
+         line.check.options.absolute = tolerance(v);
+         line.diff.rule.absolute = *line.check.options.absolute;
+       }},
       {"ulp", Kind::value, Section::command, kDiff, "N",
        "in place of both: equal when at most N numbers of the type apart",
        [](Line& line, const Value& v) { line.diff.rule.ulps = static_cast<std::uint64_t>(integer(v, 0)); }},
@@ -168,11 +178,12 @@ std::vector<OptionEntry> make_table() {
          line.diff.max_elements = static_cast<std::size_t>(integer(v, 0, kMostWorstElements));
        }},
 
-      {"max-norm", Kind::value, Section::scale, kClip | kNorms, "X", "clip to this total norm; inf never clips",
+      {"max-norm", Kind::value, Section::scale, kClip | kNorms | kCheck, "X",
+       "clip to this total norm; inf never clips",
        [](Line& line, const Value& v) { line.scale.max_norm = max_norm(v); }},
-      {"no-clip", Kind::flag, Section::scale, kClip | kNorms, "", "clip nothing, whatever was recorded",
+      {"no-clip", Kind::flag, Section::scale, kClip | kNorms | kCheck, "", "clip nothing, whatever was recorded",
        [](Line& line, const Value& v) { line.scale.no_clip = boolean(v); }},
-      {"nonfinite", Kind::value, Section::scale, kClip | kNorms, "POLICY",
+      {"nonfinite", Kind::value, Section::scale, kClip | kNorms | kCheck, "POLICY",
        "a total that is NaN or inf: propagate (default), error, skip or zero",
        [](Line& line, const Value& v) {
          line.clip.nonfinite = choice<NonfinitePolicy>(v, {{"propagate", NonfinitePolicy::propagate},
@@ -180,24 +191,27 @@ std::vector<OptionEntry> make_table() {
                                                            {"skip", NonfinitePolicy::skip},
                                                            {"zero", NonfinitePolicy::zero}});
        }},
-      {"no-scale", Kind::flag, Section::scale, kClip | kNorms, "", "leave out the division by tokens and experts",
+      {"no-scale", Kind::flag, Section::scale, kClip | kNorms | kCheck, "",
+       "leave out the division by tokens and experts",
        [](Line& line, const Value& v) { line.clip.no_scale = boolean(v); }},
-      {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms, "N", "label tokens of the step, in all",
+      {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
+       "label tokens of the step, in all",
        [](Line& line, const Value& v) { line.scale.num_label_tokens = num_label_tokens(v); }},
-      {"dp-group-size", Kind::value, Section::scale, kClip | kNorms, "N", "size of the data-parallel group",
+      {"dp-group-size", Kind::value, Section::scale, kClip | kNorms | kCheck, "N", "size of the data-parallel group",
        [](Line& line, const Value& v) { line.scale.dp_group_size = integer(v, 1); }},
-      {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms, "N", "factor of the expert divisor",
+      {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
+       "factor of the expert divisor",
        [](Line& line, const Value& v) { line.scale.expert_tp_replication_factor = integer(v, 1); }},
-      {"pp", Kind::toggle, Section::scale, kClip | kNorms | kVerify, "",
+      {"pp", Kind::toggle, Section::scale, kClip | kNorms | kCheck | kVerify, "",
        "whether the step ran with pipeline parallelism",
        [](Line& line, const Value& v) { line.scale.pp = boolean(v); }},
-      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kVerify, "NAME",
+      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
        "pipeline dimension of the device mesh", [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
-      {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kVerify, "NAME", "expert dimension of the MoE mesh",
-       [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
-      {"foreach", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
+      {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
+       "expert dimension of the MoE mesh", [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
+      {"foreach", Kind::toggle, Section::scale, kClip | kNorms | kCheck, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.foreach = boolean(v); }},
-      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
+      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kClip | kNorms | kCheck, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.use_torch_clip_grad_norm = boolean(v); }},
 
       {"norm-type", Kind::value, Section::common, kAll, "P", "p of the p-norm: a number above 0, or inf",
@@ -210,7 +224,8 @@ std::vector<OptionEntry> make_table() {
                                                      {"automodel-cpu", Numerics::automodel_cpu},
                                                      {"torch", Numerics::torch}});
        }},
-      {"report", Kind::value, Section::common, kAll, "FILE", "also write a report; its ending says how: .json .csv",
+      {"report", Kind::value, Section::common, kAll, "FILE",
+       "also write a report; its ending says how: .json .csv .xml",
        [](Line& line, const Value& v) {
          static_cast<void>(report_format(v.text));
          line.common.report = v.text;
@@ -234,13 +249,13 @@ std::vector<OptionEntry> make_table() {
          line.common.memory_budget = parse_size(v.text);
          if (!line.common.memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
-      {"device-memory-budget", Kind::value, Section::common, kClip | kNorms, "SIZE",
+      {"device-memory-budget", Kind::value, Section::common, kClip | kNorms | kCheck, "SIZE",
        "of each process on its device (default: half of what is free, divided by the processes on it)",
        [](Line& line, const Value& v) {
          line.common.device_memory_budget = parse_size(v.text);
          if (!line.common.device_memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
-      {"offload", Kind::flag, Section::common, kClip | kNorms, "",
+      {"offload", Kind::flag, Section::common, kClip | kNorms | kCheck, "",
        "one model part at a time on the device, the others in host memory",
        [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
       {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
@@ -269,7 +284,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 6> kCommands{{
+constexpr std::array<CommandEntry, 7> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -285,6 +300,10 @@ constexpr std::array<CommandEntry, 6> kCommands{{
     {"diff", Command::diff, kDiff, true, "diff A B [options]", "compares two dumps, whatever their layouts",
      "Compares the gradients of two dumps in global coordinates: two layouts, two frameworks, two steps.\n"
      "Names the first parameter that differs, and a constant ratio as what it is. Exits 1 if anything differs."},
+    {"check", Command::check, kCheck, true, "check DUMP --baseline FILE [--update] [options]",
+     "norms and findings against a committed baseline",
+     "Measures a dump as norms does and compares it with a baseline file: counts exactly, norms within tolerances.\n"
+     "Exits 1 if anything regressed, if there is no baseline yet, and for NaN and infinities in any case."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
@@ -295,7 +314,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens", "merge", "synth", "report"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -601,6 +620,8 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
   if (command.command == Command::diff && line.diff.other.empty())
     refuse_command_line("a second dump is missing: diff A B", command.name);
+  if (command.command == Command::check && line.check.baseline.empty())
+    refuse_command_line("--baseline FILE is missing", command.name);
   if (command.command == Command::clip && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
   return line;

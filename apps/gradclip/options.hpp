@@ -14,6 +14,7 @@
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/report/text.hpp"
 #include "machine.hpp"
+#include "options_check.hpp"
 #include "options_diff.hpp"
 
 namespace gradclip {
@@ -52,17 +53,18 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;    ///< clip, norms, inspect, verify
+  std::filesystem::path dump;    ///< clip, norms, inspect, verify, check
   std::filesystem::path output;  ///< clip
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;    ///< numerics is common.numerics
   TableOptions table;  ///< norms
   DiffLine diff;       ///< diff, whose A is `dump`
+  CheckLine check;     ///< check
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

@@ -93,11 +93,16 @@ bool is_inside(const std::filesystem::path& path, const std::filesystem::path& d
   return end == directory.end();
 }
 
-[[noreturn]] void refuse_report(const std::filesystem::path& path, std::string found, std::string expected) {
-  throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(path.string()),
+[[noreturn]] void refuse_path(const std::string& option, const std::filesystem::path& path, std::string found,
+                              std::string expected) {
+  throw Error(ExitCode::usage, {.where = option + " " + gradclip::quoted(path.string()),
                                 .found = std::move(found),
                                 .expected = std::move(expected),
                                 .advice = {}});
+}
+
+[[noreturn]] void refuse_test_results(const std::filesystem::path& path, const std::string& command) {
+  refuse_path("--report", path, command + " has nothing that passes or fails", "a name that ends in .json or .csv");
 }
 
 }  // namespace
@@ -205,21 +210,27 @@ void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {
 }
 
 void Session::check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const {
-  if (!options_.report) return;
-  const std::filesystem::path& path = *options_.report;
+  if (options_.report) check_written_path("--report", *options_.report, dump, output);
+}
+
+void Session::check_written_path(const std::string& option, const std::filesystem::path& path,
+                                 const std::filesystem::path& dump, const std::filesystem::path& output) {
+  const auto refuse = [&](std::string found, std::string expected) {
+    refuse_path(option, path, std::move(found), std::move(expected));
+  };
   std::error_code error;
-  const std::filesystem::path report = std::filesystem::weakly_canonical(path, error);
-  if (error) refuse_report(path, error.message(), "a file that can be written");
+  const std::filesystem::path file = std::filesystem::weakly_canonical(path, error);
+  if (error) refuse(error.message(), "a file that can be written");
   const std::filesystem::path input = std::filesystem::canonical(dump, error);
-  if (!error && is_inside(report, input)) refuse_report(path, "it lies inside the input dump", "a file elsewhere");
-  if (std::filesystem::is_directory(report, error)) refuse_report(path, "it is a directory", "a file's name");
+  if (!error && is_inside(file, input)) refuse("it lies inside the input dump", "a file elsewhere");
+  if (std::filesystem::is_directory(file, error)) refuse("it is a directory", "a file's name");
   if (!output.empty()) {
     const std::filesystem::path clipped = std::filesystem::weakly_canonical(output, error);
-    if (report == clipped) refuse_report(path, "it is the output dump", "a file's name");
-    if (is_inside(report, clipped)) refuse_report(path, "it lies inside the output dump", "a file elsewhere");
+    if (file == clipped) refuse("it is the output dump", "a file's name");
+    if (is_inside(file, clipped)) refuse("it lies inside the output dump", "a file elsewhere");
   }
-  if (!std::filesystem::is_directory(report.parent_path(), error)) {
-    refuse_report(path, "its directory does not exist", "a file in an existing directory");
+  if (!std::filesystem::is_directory(file.parent_path(), error)) {
+    refuse("its directory does not exist", "a file in an existing directory");
   }
 }
 
@@ -278,6 +289,7 @@ void Session::publish(const Report& report,
   if (!speaks()) return;
   if (options_.report) {
     const ReportFormat format = report_format(*options_.report);
+    if (format == ReportFormat::junit && report.contents) refuse_test_results(*options_.report, report.command);
     write_report_file([&](std::ostream& out) { write(report, format, out); });
   }
   if (options_.format == OutputFormat::json) {
@@ -290,10 +302,10 @@ void Session::publish(const Report& report,
 void Session::publish(const FactSheet& sheet) const {
   if (!speaks()) return;
   if (options_.report) {
-    if (report_format(*options_.report) != ReportFormat::json) {
-      refuse_report(*options_.report, sheet.command + " has no table of parameters", "a name that ends in .json");
-    }
-    write_report_file([&](std::ostream& out) { write_json(sheet, out); });
+    const ReportFormat format = report_format(*options_.report);
+    if (format == ReportFormat::junit) refuse_test_results(*options_.report, sheet.command);
+    write_report_file(
+        [&](std::ostream& out) { format == ReportFormat::csv ? write_csv(sheet, out) : write_json(sheet, out); });
   }
   if (options_.format == OutputFormat::json) {
     write_stdout([&](std::ostream& out) { write_json(sheet, out); });

@@ -65,6 +65,10 @@ class Session {
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.
   void check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const;
 
+  /// The same for any file that will be written. @param option  that names it
+  static void check_written_path(const std::string& option, const std::filesystem::path& path,
+                                 const std::filesystem::path& dump, const std::filesystem::path& output = {});
+
   /// How the run went so far. Collective.
   [[nodiscard]] ReportRun facts(Numerics numerics);
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "gradclip/analysis/baseline_check.hpp"
 #include "gradclip/analysis/diff.hpp"
 #include "gradclip/base/dtype.hpp"
 #include "gradclip/base/finding.hpp"
@@ -276,6 +277,7 @@ struct Report {
   std::optional<ReportView> view;                  ///< norms --by anything but parameter
   std::optional<ReportVerification> verification;  ///< verify
   std::optional<ReportDiff> diff;                  ///< diff
+  std::optional<CheckResult> check;                ///< check
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
@@ -317,6 +319,23 @@ struct Report {
 [[nodiscard]] Report diff_report(const std::filesystem::path& a, const Manifest& manifest_a,
                                  const std::filesystem::path& b, const Manifest& manifest_b, const DiffRule& rule,
                                  const DiffResult& result, ReportRun run);
+
+/// The report of `check`: that of `norms`, with the verdict's findings in place of the dump's.
+[[nodiscard]] Report check_report(const std::filesystem::path& dump, const Manifest& manifest, const TrainingStep& step,
+                                  const ClipOptions& options, const ClipResult& result, CheckResult check,
+                                  ReportRun run);
+
+/// How many items of a check passed and how many did not (failed, or changed); parameters by all of their items.
+struct CheckCounts {
+  std::uint64_t items_passed = 0;
+  std::uint64_t items_failed = 0;
+  std::uint64_t parameters_passed = 0;
+  std::uint64_t parameters_failed = 0;
+};
+[[nodiscard]] CheckCounts count_items(const CheckResult& check);
+
+/// The verdict of `check` in one line, for the log of a CI system. Names in it are printable().
+[[nodiscard]] std::string check_summary(const Report& report);
 
 /// The dump and its size, from the manifest.
 [[nodiscard]] ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest);

@@ -263,10 +263,11 @@ ReportFormat report_format(const std::filesystem::path& file) {
   const std::string ending = file.extension().string();
   if (ending == ".json") return ReportFormat::json;
   if (ending == ".csv") return ReportFormat::csv;
+  if (ending == ".xml") return ReportFormat::junit;
   ErrorText text;
   text.where = "--report " + gradclip::quoted(file.string());
-  text.expected = "a name that ends in .json or .csv";
-  if (ending == ".html" || ending == ".xml") {
+  text.expected = "a name that ends in .json, .csv or .xml";
+  if (ending == ".html") {
     text.found = "this version does not write " + ending + " reports yet";
   } else if (ending.empty()) {
     text.found = "the name has no ending to tell the format by";
@@ -305,6 +306,8 @@ void write_json(const Report& report, std::ostream& out) {
     write_verification(json, *report.verification);
   } else if (report.diff) {
     write_diff(json, *report.diff);
+  } else if (report.check) {
+    write_check(json, report);
   } else {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
@@ -330,6 +333,15 @@ void write_json(const FactSheet& sheet, std::ostream& out) {
   json.close();
 }
 
+void write_csv(const FactSheet& sheet, std::ostream& out) {
+  out << "section,fact,value\n";
+  for (const FactSection& section : sheet.sections) {
+    for (const auto& [fact, value] : section.facts) {
+      out << fmt::format("{},{},{}\n", csv_text(section.name), csv_text(fact), csv_text(value));
+    }
+  }
+}
+
 void write_csv(const Report& report, std::ostream& out) {
   if (report.verification) {
     write_findings_csv(report, out);
@@ -337,6 +349,10 @@ void write_csv(const Report& report, std::ostream& out) {
   }
   if (report.diff) {
     write_diff_csv(*report.diff, out);
+    return;
+  }
+  if (report.check) {
+    write_check_csv(*report.check, out);
     return;
   }
   if (report.view) {
@@ -375,6 +391,9 @@ void write(const Report& report, ReportFormat format, std::ostream& out) {
       return;
     case ReportFormat::csv:
       write_csv(report, out);
+      return;
+    case ReportFormat::junit:
+      write_junit(report, out);
       return;
   }
 }

@@ -114,11 +114,15 @@ class JsonWriter {
 /// Members of the head and of every report, in their order.
 void write_dump(JsonWriter& json, std::string_view key, const ReportDump& dump);
 void write_run(JsonWriter& json, const ReportRun& run);
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings);
+void write_findings(JsonWriter& json, const std::vector<Finding>& findings, std::string_view key = "findings");
 
 /// `diff`: rule, parameters, first_difference; and its table.
 void write_diff(JsonWriter& json, const ReportDiff& diff);
 void write_diff_csv(const ReportDiff& diff, std::ostream& out);
+
+/// `check`: verdict, items, known findings, changes; and its table.
+void write_check(JsonWriter& json, const Report& report);
+void write_check_csv(const CheckResult& check, std::ostream& out);
 
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);

@@ -193,13 +193,14 @@ TEST(Csv, NonFiniteNumbersAreWords) {
 TEST(ReportFormat, ComesFromTheEnding) {
   EXPECT_EQ(report_format("a/b.json"), ReportFormat::json);
   EXPECT_EQ(report_format("b.csv"), ReportFormat::csv);
-  for (const char* name : {"a.html", "a.xml", "a.txt", "json", ".json", "a"}) {
+  EXPECT_EQ(report_format("b.xml"), ReportFormat::junit);
+  for (const char* name : {"a.html", "a.txt", "json", ".json", "a"}) {
     try {
       static_cast<void>(report_format(name));
       ADD_FAILURE() << name;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::usage) << name;
-      EXPECT_THAT(error.what(), HasSubstr(".json or .csv"));
+      EXPECT_THAT(error.what(), HasSubstr(".json, .csv or .xml"));
     }
   }
 }
