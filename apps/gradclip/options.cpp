@@ -17,6 +17,7 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/structured.hpp"
+#include "options_sweep.hpp"
 
 namespace gradclip {
 namespace {
@@ -148,6 +149,17 @@ std::vector<OptionEntry> make_table() {
        }},
       {"top", Kind::value, Section::command, kNorms, "N", "only the first N rows of the table",
        [](Line& line, const Value& v) { line.table.top = static_cast<std::size_t>(integer(v, 1)); }},
+      {"histogram", Kind::flag, Section::command, kNorms, "",
+       "binary exponents, and what casts to float16, bfloat16 and float8 would lose",
+       [](Line& line, const Value& v) { line.clip.histograms = boolean(v); }},
+      {"sweep", Kind::value, Section::command, kNorms, "LIST",
+       "how often and how hard each max norm would have clipped the steps: 0.1:10, 0.1:10:COUNT or 0.5,1,2",
+       [](Line& line, const Value& v) {
+         const std::optional<std::vector<double>> max_norms = parse_sweep(v.text);
+         if (!max_norms)
+           refuse(v, "a range LOW:HIGH or LOW:HIGH:COUNT of numbers above 0, or a list of numbers, at most 1000");
+         line.sweep = *max_norms;
+       }},
       {"rtol", Kind::value, Section::command, kDiff, "R",
        "equal when |a - b| <= A + R x |b| (default: the epsilon of the narrower type)",
        [](Line& line, const Value& v) { line.diff.rule.relative = tolerance(v); }},
@@ -275,7 +287,7 @@ constexpr std::array<CommandEntry, 6> kCommands{{
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
     {"norms", Command::norms, kNorms, true, "norms DUMP [options]", "the same statistics, writes no gradients",
      "Measures the scaled gradients of a recorded step: a table by parameter, the total, what each\n"
-     "recorded rank saw. Writes no gradients."},
+     "recorded rank saw. With --sweep it takes the dumps of several steps. Writes no gradients."},
     {"inspect", Command::inspect, kInspect, true, "inspect DUMP [options]", "what is in a dump; reads no gradient data",
      "Shows what is in a dump: meshes, placements, sizes, training numbers. Reads the manifest only."},
     {"verify", Command::verify, kVerify, true, "verify DUMP [options]", "everything that is wrong with a dump",
@@ -365,7 +377,8 @@ using Values = std::map<std::string, Value, std::less<>>;  // by option name, wi
 struct Arguments {
   Values values;
   std::string dump;
-  std::string other;  ///< diff
+  std::vector<std::string> more_dumps;  ///< norms
+  std::string other;                    ///< diff
   std::optional<std::string> config;
   bool help = false;
   bool version = false;
@@ -379,6 +392,7 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   app.set_help_flag("-h,--help");
   app.add_flag("--version", arguments.version);
   if (command.takes_dump) app.add_option("DUMP", arguments.dump);
+  if (command.command == Command::norms) app.add_option("MORE", arguments.more_dumps);
   if (command.command == Command::diff) app.add_option("B", arguments.other);
   std::string config;
   CLI::Option* config_option = app.add_option("--config", config)->take_last();
@@ -527,6 +541,21 @@ void settle_clipping(Values& values) {
   values.erase(limit->second.level < none->second.level ? none : limit);
 }
 
+/// What a sweep does not show is not measured either; and one dump is not several steps.
+void check_sweep(CommandLine& line, const Values& values) {
+  if (line.sweep.empty()) {
+    if (line.more_dumps.empty()) return;
+    refuse_command_line(
+        fmt::format("{} dumps without --sweep, which alone takes more than one", line.more_dumps.size() + 1), "norms");
+  }
+  for (const std::string_view name : {"by", "depth", "histogram", "max-norm", "no-clip", "sort", "top"}) {
+    const auto value = values.find(name);
+    if (value == values.end() || value->second.level != Level::command_line) continue;
+    refuse_command_line(fmt::format("--sweep and {} are both given", value->second.origin), "norms");
+  }
+  line.clip.histograms = false;
+}
+
 const CommandEntry& find_command(std::string_view name) {
   for (const CommandEntry& command : kCommands) {
     if (command.name == name) return command;
@@ -587,6 +616,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
 
   line.command = command.command;
   line.dump = arguments.dump;
+  line.more_dumps.assign(arguments.more_dumps.begin(), arguments.more_dumps.end());
   line.diff.other = arguments.other;
   for (const OptionEntry& option : table) {
     const auto value = values.find(option.name);
@@ -596,6 +626,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
       depth != values.end() && line.table.by != ViewBy::module && depth->second.level == Level::command_line) {
     refuse(depth->second, "--by module beside it, whose levels it counts");
   }
+  check_sweep(line, values);
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
   if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
