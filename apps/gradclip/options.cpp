@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "command_list.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/structured.hpp"
 #include "options_sweep.hpp"
@@ -301,6 +302,15 @@ constexpr std::array<CommandEntry, 6> kCommands{{
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
 
+/// What every command answers by itself.
+const std::vector<OptionDescription>& universal_options() {
+  static const std::vector<OptionDescription> options{
+      {.name = "config", .metavar = "FILE.json", .help = "options from a file, long names as keys", .common = true},
+      {.name = "version", .help = "print the version", .common = true},
+      {.name = "help", .letter = "h", .help = "print this", .common = true}};
+  return options;
+}
+
 constexpr std::string_view kOutro =
     "Options also come from the environment (GRADCLIP_MAX_NORM=1 for --max-norm 1) and from --config;\n"
     "the command line beats the environment, which beats the file, which beats the dump's manifest.\n\n"
@@ -354,10 +364,37 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
   section(Section::command, {});
   section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
   section(Section::common, "Common");
-  entry("--config FILE.json", "options from a file, long names as keys");
-  entry("--version", "print the version");
-  entry("-h, --help", "print this");
+  for (const OptionDescription& option : universal_options()) {
+    entry((option.letter.empty() ? "" : "-" + option.letter + ", ") + "--" + option.name +
+              (option.metavar.empty() ? "" : " " + option.metavar),
+          option.help);
+  }
   return text + '\n' + std::string(kOutro);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The same for shells and the manual
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The values that an option takes by name. They stand in one place, and its refusal of any other value lists them.
+std::vector<std::string> choices_of(const OptionEntry& option) {
+  constexpr std::string_view kOneOf = "one of ", kComma = ", ";
+  std::vector<std::string> choices;
+  if (option.kind != Kind::value) return choices;
+  try {
+    CommandLine scratch;
+    option.apply(scratch, {"?", "--" + option.name, Level::command_line});
+  } catch (const Error& error) {
+    std::string_view names = error.text().expected;
+    if (!names.starts_with(kOneOf)) return choices;
+    names.remove_prefix(kOneOf.size());
+    for (std::size_t end; (end = names.find(kComma)) != std::string_view::npos;) {
+      choices.emplace_back(names.substr(0, end));
+      names.remove_prefix(end + kComma.size());
+    }
+    choices.emplace_back(names);
+  }
+  return choices;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -595,6 +632,17 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     line.answer = version_text();
     return line;
   }
+  if (words[0] == "--print-man") {
+    line.answer = manual_page();
+    return line;
+  }
+  if (words[0] == "--print-completion") {
+    if (words.size() != 2 || (words[1] != "bash" && words[1] != "zsh" && words[1] != "fish")) {
+      refuse_command_line("--print-completion is for one of bash, zsh, fish", {});
+    }
+    line.answer = completion_script(words[1]);
+    return line;
+  }
   if (words[0].starts_with('-')) refuse_command_line("options come after the command", {});
   const CommandEntry& command = find_command(words[0]);
   words.erase(words.begin());
@@ -652,6 +700,27 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
   check_step(step, ExitCode::bad_input);  // the command line's own numbers were checked when they were read
   return step;
+}
+
+std::vector<CommandDescription> describe_commands() {
+  const std::vector<OptionEntry> table = make_table();
+  std::vector<CommandDescription> commands;
+  for (const CommandEntry& command : kCommands) {
+    CommandDescription& described = commands.emplace_back();
+    described.name = command.name;
+    described.usage = command.usage;
+    described.summary = command.summary;
+    described.description = command.description;
+    described.takes_dump = command.takes_dump;
+    for (const OptionEntry& option : table) {
+      if ((option.commands & command.bit) == 0) continue;
+      described.options.push_back({option.name, option.name == "output" ? "o" : "", option.metavar, option.help,
+                                   option.kind == Kind::toggle, option.section == Section::scale,
+                                   option.section == Section::common, choices_of(option)});
+    }
+    described.options.insert(described.options.end(), universal_options().begin(), universal_options().end());
+  }
+  return commands;
 }
 
 std::string cli11_version() {
