@@ -137,7 +137,7 @@ void write_histograms(const Report& report, const TableOptions& options, const T
   std::string names;
   for (const DType cast : kCastTypes) names += fmt::format("{:>{}}", short_name(cast), kCastWidth);
   out << "binary exponents" << (axis.step > 1 ? fmt::format(", {} a column", axis.step) : std::string())
-      << "; right of them the part of the numbers that a cast would lose to 0 or overflow\n";
+      << "; right of them what a cast would lose, to 0 or by overflow\n";
   out << paint(style, Ink::faint, left("", name_width) + std::string(kGap, ' ') + left(ticks, chart_width) + names)
       << '\n';
   const auto write_row = [&](const std::string& label, const ExponentHistogram& histogram, Ink ink) {

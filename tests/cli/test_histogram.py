@@ -2,13 +2,19 @@
 the same from any number of processes; as text, JSON and CSV."""
 
 import csv
+import fcntl
 import math
+import os
+import pty
+import re
+import struct
+import termios
 
 import numpy as np
 import pytest
 
 import element_types as types
-from conftest import DEVICE, LONG, parameter, run, without_run
+from conftest import DEVICE, LONG, binary, environment, parameter, run, without_run
 from dump_builder import Dump
 from oracle import Expectation
 from test_random import draw
@@ -174,6 +180,38 @@ def test_text(tool):
     for variables in ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, {"LC_ALL": "", "LC_CTYPE": "POSIX", "LANG": "C.UTF-8"}):
         assert run(1, "norms", path, "--histogram", env=variables).out.isascii()
     assert "\x1b[" in run(1, "norms", path, "--histogram", "--color", "always").out
+
+
+def on_a_terminal(columns, *args):
+    """What the program writes to a terminal of that width."""
+    child, terminal = pty.fork()
+    if child == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.execve(binary(), [binary(), *map(str, args)], environment(LC_ALL="C.UTF-8", TERM="dumb"))
+    written = b""
+    try:
+        while part := os.read(terminal, 65536):
+            written += part
+    except OSError:  # the program has ended
+        pass
+    os.close(terminal)
+    assert os.waitpid(child, 0)[1] == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_text_keeps_to_the_terminal(rich_dump):
+    _, path = rich_dump
+    for columns in (76, 90, 200):
+        axis, *rows = charts(on_a_terminal(columns, "norms", path, "--histogram"))[0]
+        assert max(map(len, [axis, *rows])) <= columns
+        assert len({row.split()[0] for row in rows}) == len(rows) == 12
+        end = axis.index("float16") - 3
+        assert all(len(row) == len(axis) for row in rows)
+        drawn = {row.split()[0]: row[:end] for row in rows}
+        assert all(any(block in row for block in "▁▂▃▄▅▆▇█") for row in drawn.values())
+    out = run(1, "norms", path, "--histogram").out  # from 2^-1002 to 2^901 in at most 80 columns
+    assert re.search(r"^binary exponents, 2\d a column", out, re.M), out
+    assert len(charts(out)[0][0]) <= 20 + 80 + 40
 
 
 def test_text_of_casts(tool):
