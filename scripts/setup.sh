@@ -23,6 +23,7 @@ for argument in "$@"; do
   esac
 done
 if $want_python || $want_cuda; then packages+=(python3 python3-venv); fi
+if $want_python; then packages+=(dpkg-dev file man-db zsh fish); fi  # the tests of the package, the manual, completion
 
 missing=()
 for package in "${packages[@]}"; do

@@ -9,6 +9,7 @@ namespace gradclip {
 
 [[nodiscard]] ExitCode run_clip(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_norms(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_sweep(Session& session, const CommandLine& line);  ///< norms --sweep
 [[nodiscard]] ExitCode run_verify(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_inspect(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_check(Session& session, const CommandLine& line);

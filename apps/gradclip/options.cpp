@@ -15,8 +15,10 @@
 #include <system_error>
 #include <utility>
 
+#include "command_list.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/structured.hpp"
+#include "options_sweep.hpp"
 
 namespace gradclip {
 namespace {
@@ -148,6 +150,17 @@ std::vector<OptionEntry> make_table() {
        }},
       {"top", Kind::value, Section::command, kNorms, "N", "only the first N rows of the table",
        [](Line& line, const Value& v) { line.table.top = static_cast<std::size_t>(integer(v, 1)); }},
+      {"histogram", Kind::flag, Section::command, kNorms, "",
+       "binary exponents, and what casts to float16, bfloat16 and float8 would lose",
+       [](Line& line, const Value& v) { line.clip.histograms = boolean(v); }},
+      {"sweep", Kind::value, Section::command, kNorms, "LIST",
+       "how often and how hard each max norm would have clipped the steps: 0.1:10, 0.1:10:COUNT or 0.5,1,2",
+       [](Line& line, const Value& v) {
+         const std::optional<std::vector<double>> max_norms = parse_sweep(v.text);
+         if (!max_norms)
+           refuse(v, "a range LOW:HIGH or LOW:HIGH:COUNT of numbers above 0, or a list of numbers, at most 1000");
+         line.sweep = *max_norms;
+       }},
       {"baseline", Kind::value, Section::command, kCheck, "FILE", "the committed baseline (required)",
        [](Line& line, const Value& v) { line.check.baseline = v.text; }},
       {"update", Kind::flag, Section::command, kCheck, "", "write the baseline from this dump and say what changed",
@@ -290,7 +303,7 @@ constexpr std::array<CommandEntry, 7> kCommands{{
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
     {"norms", Command::norms, kNorms, true, "norms DUMP [options]", "the same statistics, writes no gradients",
      "Measures the scaled gradients of a recorded step: a table by parameter, the total, what each\n"
-     "recorded rank saw. Writes no gradients."},
+     "recorded rank saw. With --sweep it takes the dumps of several steps. Writes no gradients."},
     {"inspect", Command::inspect, kInspect, true, "inspect DUMP [options]", "what is in a dump; reads no gradient data",
      "Shows what is in a dump: meshes, placements, sizes, training numbers. Reads the manifest only."},
     {"verify", Command::verify, kVerify, true, "verify DUMP [options]", "everything that is wrong with a dump",
@@ -307,6 +320,15 @@ constexpr std::array<CommandEntry, 7> kCommands{{
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
+
+/// What every command answers by itself.
+const std::vector<OptionDescription>& universal_options() {
+  static const std::vector<OptionDescription> options{
+      {.name = "config", .metavar = "FILE.json", .help = "options from a file, long names as keys", .common = true},
+      {.name = "version", .help = "print the version", .common = true},
+      {.name = "help", .letter = "h", .help = "print this", .common = true}};
+  return options;
+}
 
 constexpr std::string_view kOutro =
     "Options also come from the environment (GRADCLIP_MAX_NORM=1 for --max-norm 1) and from --config;\n"
@@ -361,10 +383,37 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
   section(Section::command, {});
   section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
   section(Section::common, "Common");
-  entry("--config FILE.json", "options from a file, long names as keys");
-  entry("--version", "print the version");
-  entry("-h, --help", "print this");
+  for (const OptionDescription& option : universal_options()) {
+    entry((option.letter.empty() ? "" : "-" + option.letter + ", ") + "--" + option.name +
+              (option.metavar.empty() ? "" : " " + option.metavar),
+          option.help);
+  }
   return text + '\n' + std::string(kOutro);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The same for shells and the manual
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The values that an option takes by name. They stand in one place, and its refusal of any other value lists them.
+std::vector<std::string> choices_of(const OptionEntry& option) {
+  constexpr std::string_view kOneOf = "one of ", kComma = ", ";
+  std::vector<std::string> choices;
+  if (option.kind != Kind::value) return choices;
+  try {
+    CommandLine scratch;
+    option.apply(scratch, {"?", "--" + option.name, Level::command_line});
+  } catch (const Error& error) {
+    std::string_view names = error.text().expected;
+    if (!names.starts_with(kOneOf)) return choices;
+    names.remove_prefix(kOneOf.size());
+    for (std::size_t end; (end = names.find(kComma)) != std::string_view::npos;) {
+      choices.emplace_back(names.substr(0, end));
+      names.remove_prefix(end + kComma.size());
+    }
+    choices.emplace_back(names);
+  }
+  return choices;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -384,7 +433,8 @@ using Values = std::map<std::string, Value, std::less<>>;  // by option name, wi
 struct Arguments {
   Values values;
   std::string dump;
-  std::string other;  ///< diff
+  std::vector<std::string> more_dumps;  ///< norms
+  std::string other;                    ///< diff
   std::optional<std::string> config;
   bool help = false;
   bool version = false;
@@ -398,6 +448,7 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   app.set_help_flag("-h,--help");
   app.add_flag("--version", arguments.version);
   if (command.takes_dump) app.add_option("DUMP", arguments.dump);
+  if (command.command == Command::norms) app.add_option("MORE", arguments.more_dumps);
   if (command.command == Command::diff) app.add_option("B", arguments.other);
   std::string config;
   CLI::Option* config_option = app.add_option("--config", config)->take_last();
@@ -546,6 +597,21 @@ void settle_clipping(Values& values) {
   values.erase(limit->second.level < none->second.level ? none : limit);
 }
 
+/// What a sweep does not show is not measured either; and one dump is not several steps.
+void check_sweep(CommandLine& line, const Values& values) {
+  if (line.sweep.empty()) {
+    if (line.more_dumps.empty()) return;
+    refuse_command_line(
+        fmt::format("{} dumps without --sweep, which alone takes more than one", line.more_dumps.size() + 1), "norms");
+  }
+  for (const std::string_view name : {"by", "depth", "histogram", "max-norm", "no-clip", "sort", "top"}) {
+    const auto value = values.find(name);
+    if (value == values.end() || value->second.level != Level::command_line) continue;
+    refuse_command_line(fmt::format("--sweep and {} are both given", value->second.origin), "norms");
+  }
+  line.clip.histograms = false;
+}
+
 const CommandEntry& find_command(std::string_view name) {
   for (const CommandEntry& command : kCommands) {
     if (command.name == name) return command;
@@ -585,6 +651,17 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     line.answer = version_text();
     return line;
   }
+  if (words[0] == "--print-man") {
+    line.answer = manual_page();
+    return line;
+  }
+  if (words[0] == "--print-completion") {
+    if (words.size() != 2 || (words[1] != "bash" && words[1] != "zsh" && words[1] != "fish")) {
+      refuse_command_line("--print-completion is for one of bash, zsh, fish", {});
+    }
+    line.answer = completion_script(words[1]);
+    return line;
+  }
   if (words[0].starts_with('-')) refuse_command_line("options come after the command", {});
   const CommandEntry& command = find_command(words[0]);
   words.erase(words.begin());
@@ -606,6 +683,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
 
   line.command = command.command;
   line.dump = arguments.dump;
+  line.more_dumps.assign(arguments.more_dumps.begin(), arguments.more_dumps.end());
   line.diff.other = arguments.other;
   for (const OptionEntry& option : table) {
     const auto value = values.find(option.name);
@@ -615,6 +693,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
       depth != values.end() && line.table.by != ViewBy::module && depth->second.level == Level::command_line) {
     refuse(depth->second, "--by module beside it, whose levels it counts");
   }
+  check_sweep(line, values);
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
   if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
@@ -642,6 +721,27 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
   check_step(step, ExitCode::bad_input);  // the command line's own numbers were checked when they were read
   return step;
+}
+
+std::vector<CommandDescription> describe_commands() {
+  const std::vector<OptionEntry> table = make_table();
+  std::vector<CommandDescription> commands;
+  for (const CommandEntry& command : kCommands) {
+    CommandDescription& described = commands.emplace_back();
+    described.name = command.name;
+    described.usage = command.usage;
+    described.summary = command.summary;
+    described.description = command.description;
+    described.takes_dump = command.takes_dump;
+    for (const OptionEntry& option : table) {
+      if ((option.commands & command.bit) == 0) continue;
+      described.options.push_back({option.name, option.name == "output" ? "o" : "", option.metavar, option.help,
+                                   option.kind == Kind::toggle, option.section == Section::scale,
+                                   option.section == Section::common, choices_of(option)});
+    }
+    described.options.insert(described.options.end(), universal_options().begin(), universal_options().end());
+  }
+  return commands;
 }
 
 std::string cli11_version() {

@@ -57,14 +57,16 @@ enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, d
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;    ///< clip, norms, inspect, verify, check
-  std::filesystem::path output;  ///< clip
+  std::filesystem::path dump;                     ///< clip, norms, inspect, verify, check
+  std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep
+  std::filesystem::path output;                   ///< clip
   CommonOptions common;
   ScaleOptions scale;
-  ClipOptions clip;    ///< numerics is common.numerics
-  TableOptions table;  ///< norms
-  DiffLine diff;       ///< diff, whose A is `dump`
-  CheckLine check;     ///< check
+  ClipOptions clip;           ///< numerics is common.numerics
+  TableOptions table;         ///< norms
+  std::vector<double> sweep;  ///< norms: max_norms; empty: no sweep
+  DiffLine diff;              ///< diff, whose A is `dump`
+  CheckLine check;            ///< check
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <ostream>
 #include <string_view>
@@ -30,6 +31,18 @@ bool is_set(const Environment& environment, const char* name) {
   return value != nullptr && *value != '\0';
 }
 
+/// Whether the locale's characters are UTF-8, by the variables that tell: the first that is set counts.
+bool speaks_utf8(const Environment& environment) {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    if (!is_set(environment, name)) continue;
+    std::string locale(environment(name));
+    std::transform(locale.begin(), locale.end(), locale.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
 /// Open MPI gives every process a terminal for stdout, wherever mpirun's own goes.
 TextStyle style_of(const CommonOptions& options, const Launch& launch, const Environment& environment) {
   const bool terminal = launch.launcher == Launcher::none && isatty(STDOUT_FILENO) == 1;
@@ -49,6 +62,7 @@ TextStyle style_of(const CommonOptions& options, const Launch& launch, const Env
       style.colour = !is_set(environment, "NO_COLOR") && !dumb && (terminal || forced);
     }
   }
+  style.unicode = speaks_utf8(environment);
   winsize size{};
   if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) style.width = size.ws_col;
   return style;
@@ -178,6 +192,11 @@ Run Session::run_over(DumpReader& dump, int passes) {
   }
   Backend& device = *backend().backend;
   stream.device_memory_budget = device_memory_budget_;
+  if (stream_) {
+    const StreamTimes times = stream_->times();
+    earlier_times_ = {earlier_times_.read + times.read, earlier_times_.compute + times.compute,
+                      earlier_times_.write + times.write};
+  }
   stream_ = std::make_unique<ShardStream>(device, stream);
   if (passes == 1) stream_->storage().keep_no_more();
   return Run{dump, device, comm(), std::move(plan), *stream_};
@@ -239,7 +258,12 @@ ReportRun Session::facts(Numerics numerics) {
   const BackendDescription device = backend().backend->describe();
   const CommunicatorDescription communicator = comm().describe();
   const bool on_device = device.working_space == MemorySpace::device;
-  const StreamTimes times = stream_ ? stream_->times() : StreamTimes{};
+  StreamTimes times = earlier_times_;
+  if (stream_) {
+    times.read += stream_->times().read;
+    times.compute += stream_->times().compute;
+    times.write += stream_->times().write;
+  }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   struct Mine {
     std::uint64_t memory_peak, device_peak, device_budget;

@@ -101,6 +101,7 @@ class Session {
   ChosenCommunicator nccl_;
   Progress progress_;
   std::unique_ptr<ShardStream> stream_;
+  StreamTimes earlier_times_;  ///< of the streams before it
 };
 
 }  // namespace gradclip

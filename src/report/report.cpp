@@ -130,6 +130,7 @@ Report base_report(std::string command, const std::filesystem::path& dump, const
     report.dump.elements = add_saturating(report.dump.elements, parameter.elements);
     report.dump.bytes = add_saturating(report.dump.bytes, parameter.bytes);
     if (norm != nullptr) measured(parameter, norm->parameters[i]);
+    if (norm != nullptr && norm->histograms) parameter.histogram = norm->histograms->parameters[i];
   }
 
   const std::vector<ShardingGroup> groups = sharding_groups(manifest);
@@ -218,9 +219,10 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
   report.output = std::move(output);
   report.run = std::move(run);
   report.scale = ReportScale{result.scale.label_token_divisor, result.scale.expert_divisor, result.scale.explanation};
-  report.norm = ReportNorm{result.order.p, norm != nullptr ? norm->total : result.total, std::nullopt};
+  report.norm = ReportNorm{result.order.p, norm != nullptr ? norm->total : result.total, {}, {}};
   if (norm != nullptr) {
     report.norm->statistics = statistics_of(norm->statistics);
+    if (norm->histograms) report.norm->histogram = norm->histograms->total;
     report.reference = reference_of(norm->reference, result, manifest.training.grad_norm);
     report.findings = norm->findings;
   }

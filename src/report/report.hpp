@@ -15,6 +15,7 @@
 #include "gradclip/base/dtype.hpp"
 #include "gradclip/base/finding.hpp"
 #include "gradclip/clip/clip.hpp"
+#include "gradclip/clip/sweep.hpp"
 #include "gradclip/dump/manifest.hpp"
 
 namespace gradclip {
@@ -79,6 +80,7 @@ struct ReportNorm {
   double type = 2.0;  ///< p; may be infinity
   double total = 0.0;
   std::optional<ReportStatistics> statistics;  ///< empty where --total-norm gave the total
+  std::optional<ExponentHistogram> histogram;  ///< of all; with --histogram
 };
 
 struct ReportClip {
@@ -160,6 +162,7 @@ struct ReportParameter {
   std::optional<double> share;
   std::optional<ReportStatistics> statistics;
   std::optional<ReportPlace> first_nonfinite;
+  std::optional<ExponentHistogram> histogram;  ///< with --histogram
 };
 
 struct ReportMesh {
@@ -201,6 +204,7 @@ struct ReportViewLine {
   double norm = 0.0;             ///< of the elements that count here; so are the statistics
   double share = 0.0;
   ReportStatistics statistics;
+  std::optional<ExponentHistogram> histogram;  ///< with --histogram; not by rank
 };
 
 /// A model taken apart: the p-th powers of the lines' norms add up to the total's.
@@ -268,6 +272,22 @@ struct ReportDiff {
   std::optional<std::size_t> first;          ///< index into parameters: the first that is not equal
 };
 
+/// One dump of a sweep.
+struct ReportSweepStep {
+  std::string path;
+  std::optional<std::int64_t> step;
+  double type = 2.0;           ///< p
+  double total = 0.0;          ///< exact
+  std::uint64_t findings = 0;  ///< of the report's, that are about this dump
+};
+
+/// What several max_norms would have done to several steps.
+struct ReportSweep {
+  std::vector<ReportSweepStep> steps;  ///< in the order of their recorded steps
+  std::uint64_t nonfinite = 0;         ///< steps whose total is NaN or infinite: in no line
+  std::vector<SweepLine> lines;        ///< by max_norm, as they were given
+};
+
 struct Report {
   std::string command;
   ReportDump dump;
@@ -278,6 +298,7 @@ struct Report {
   std::optional<ReportVerification> verification;  ///< verify
   std::optional<ReportDiff> diff;                  ///< diff
   std::optional<CheckResult> check;                ///< check
+  std::optional<ReportSweep> sweep;                ///< norms --sweep, which has nothing but this, run and findings
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;

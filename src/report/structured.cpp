@@ -83,6 +83,7 @@ void write_norm(JsonWriter& json, const ReportNorm& norm) {
   json.member("max_abs", measured ? std::optional<double>(measured->max_abs) : std::nullopt);
   json.member("min_abs", measured ? measured->min_abs : std::nullopt);
   json.member("mean", measured ? std::optional<double>(measured->mean) : std::nullopt);
+  if (norm.histogram) write_histogram(json, *norm.histogram);
   json.close();
 }
 
@@ -194,6 +195,7 @@ void write_parameter(JsonWriter& json, const Report& report, const ReportParamet
   } else {
     json.member("first_nonfinite", nullptr);
   }
+  if (parameter.histogram) write_histogram(json, *parameter.histogram);
   json.close();
 }
 
@@ -218,6 +220,7 @@ void write_view(JsonWriter& json, const ReportView& view) {
     json.member("nan", measured.nan);
     json.member("posinf", measured.posinf);
     json.member("neginf", measured.neginf);
+    if (line.histogram) write_histogram(json, *line.histogram);
     json.close();
   }
   json.close();
@@ -238,13 +241,17 @@ void write_verification(JsonWriter& json, const ReportVerification& verification
 }
 
 void write_view_csv(const ReportView& view, std::ostream& out) {
-  out << name(view.by) << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf\n";
+  out << name(view.by) << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf";
+  if (!view.lines.empty() && view.lines.front().histogram) out << histogram_csv_header();
+  out << '\n';
   for (const ReportViewLine& line : view.lines) {
     const ReportStatistics& measured = line.statistics;
-    out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_text(line.name), line.parameters,
+    out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}", csv_text(line.name), line.parameters,
                        measured.elements, csv_number(line.norm), csv_number(line.share), csv_number(measured.max_abs),
                        csv_number(measured.min_abs), csv_number(measured.mean), measured.zeros, measured.subnormals,
                        measured.nan, measured.posinf, measured.neginf);
+    if (line.histogram) out << histogram_csv(*line.histogram);
+    out << '\n';
   }
 }
 
@@ -283,7 +290,7 @@ void write_json(const Report& report, std::ostream& out) {
   json.member("format", "gradclip.report");
   json.member("version", kReportVersion);
   json.member("command", report.command);
-  write_dump(json, "dump", report.dump);
+  if (!report.sweep) write_dump(json, "dump", report.dump);
   if (report.command == "clip") json.member("output", report.output);
   if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
@@ -308,6 +315,8 @@ void write_json(const Report& report, std::ostream& out) {
     write_diff(json, *report.diff);
   } else if (report.check) {
     write_check(json, report);
+  } else if (report.sweep) {
+    write_sweep(json, *report.sweep);
   } else {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
@@ -355,12 +364,18 @@ void write_csv(const Report& report, std::ostream& out) {
     write_check_csv(*report.check, out);
     return;
   }
+  if (report.sweep) {
+    write_sweep_csv(*report.sweep, out);
+    return;
+  }
   if (report.view) {
     write_view_csv(*report.view, out);
     return;
   }
   out << "name,model_part,shape,dtype,mesh,placements,expert,counted,elements,norm,share,max_abs,min_abs,mean,"
-         "zeros,subnormals,nan,posinf,neginf,first_nonfinite_index,first_nonfinite_rank\n";
+         "zeros,subnormals,nan,posinf,neginf,first_nonfinite_index,first_nonfinite_rank";
+  if (report.norm && report.norm->histogram) out << histogram_csv_header();
+  out << '\n';
   for (const ReportParameter& parameter : report.parameters) {
     const ReportGroup& group = report.groups[parameter.group];
     out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},", csv_text(parameter.name), parameter.model_part,
@@ -380,6 +395,7 @@ void write_csv(const Report& report, std::ostream& out) {
     } else {
       out << ',';
     }
+    if (parameter.histogram) out << histogram_csv(*parameter.histogram);
     out << '\n';
   }
 }

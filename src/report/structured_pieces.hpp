@@ -123,6 +123,15 @@ void write_diff_csv(const ReportDiff& diff, std::ostream& out);
 /// `check`: verdict, items, known findings, changes; and its table.
 void write_check(JsonWriter& json, const Report& report);
 void write_check_csv(const CheckResult& check, std::ostream& out);
+/// `norms --histogram`: the member "histogram" of a parameter, a line of a view, or the norm; its columns of a CSV
+/// file, each after a comma.
+void write_histogram(JsonWriter& json, const ExponentHistogram& histogram);
+[[nodiscard]] std::string histogram_csv_header();
+[[nodiscard]] std::string histogram_csv(const ExponentHistogram& histogram);
+
+/// `norms --sweep`: sweep, steps; and its table.
+void write_sweep(JsonWriter& json, const ReportSweep& sweep);
+void write_sweep_csv(const ReportSweep& sweep, std::ostream& out);
 
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);
