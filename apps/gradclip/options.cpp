@@ -44,7 +44,7 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kAll = ~0u;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kMerge = 64, kAll = ~0u;
 
 struct OptionEntry {
   std::string name;
@@ -112,9 +112,9 @@ std::int64_t num_label_tokens(const Value& value) {
 std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
-      {"output", Kind::value, Section::command, kClip, "OUT", "where the clipped dump goes (required)",
+      {"output", Kind::value, Section::command, kClip | kMerge, "OUT", "where the output goes (required)",
        [](Line& line, const Value& v) { line.output = v.text; }},
-      {"overwrite", Kind::flag, Section::command, kClip, "", "replace OUT if it exists",
+      {"overwrite", Kind::flag, Section::command, kClip | kMerge, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
       {"total-norm", Kind::value, Section::command, kClip, "X",
        "use this total, decimal or hexadecimal (0x1.8p+1), and skip the first pass",
@@ -160,8 +160,15 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
       {"map", Kind::value, Section::command, kDiff, "FILE", "names of A as B has them: lines of 'old-regex -> new'",
        [](Line& line, const Value& v) { line.diff.map = v.text; }},
-      {"only", Kind::value, Section::command, kDiff, "REGEX", "only parameters of which it matches a name",
-       [](Line& line, const Value& v) { line.diff.only = v.text; }},
+      {"only", Kind::value, Section::command, kDiff | kMerge, "REGEX", "only parameters of which it matches a name",
+       [](Line& line, const Value& v) {
+         line.diff.only = v.text;
+         line.merge.only = v.text;
+       }},
+      {"safetensors", Kind::flag, Section::command, kMerge, "", "OUT is a safetensors file instead of a dump",
+       [](Line& line, const Value& v) {
+         line.merge.format = boolean(v) ? MergeFormat::safetensors : MergeFormat::dump;
+       }},
       {"max-elements", Kind::value, Section::command, kDiff, "N",
        "also the N worst elements of each parameter, with both values",
        [](Line& line, const Value& v) {
@@ -269,7 +276,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 6> kCommands{{
+constexpr std::array<CommandEntry, 7> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -285,6 +292,9 @@ constexpr std::array<CommandEntry, 6> kCommands{{
     {"diff", Command::diff, kDiff, true, "diff A B [options]", "compares two dumps, whatever their layouts",
      "Compares the gradients of two dumps in global coordinates: two layouts, two frameworks, two steps.\n"
      "Names the first parameter that differs, and a constant ratio as what it is. Exits 1 if anything differs."},
+    {"merge", Command::merge, kMerge, true, "merge DUMP -o OUT [options]", "full tensors, one for each parameter",
+     "Puts the shards of every parameter together and writes the full tensors: into OUT, a dump of one\n"
+     "rank, or a safetensors file. Raw values: nothing is scaled."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
@@ -295,7 +305,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "synth", "report"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -601,7 +611,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
   if (command.command == Command::diff && line.diff.other.empty())
     refuse_command_line("a second dump is missing: diff A B", command.name);
-  if (command.command == Command::clip && line.output.empty())
+  if ((command.bit & (kClip | kMerge)) != 0 && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
   return line;
 }

@@ -15,6 +15,7 @@
 #include "gradclip/report/text.hpp"
 #include "machine.hpp"
 #include "options_diff.hpp"
+#include "options_merge.hpp"
 
 namespace gradclip {
 
@@ -52,17 +53,18 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, merge, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;    ///< clip, norms, inspect, verify
-  std::filesystem::path output;  ///< clip
+  std::filesystem::path dump;    ///< clip, norms, inspect, verify, merge
+  std::filesystem::path output;  ///< clip, merge
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;    ///< numerics is common.numerics
   TableOptions table;  ///< norms
   DiffLine diff;       ///< diff, whose A is `dump`
+  MergeLine merge;     ///< merge
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

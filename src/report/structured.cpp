@@ -283,7 +283,7 @@ void write_json(const Report& report, std::ostream& out) {
   json.member("version", kReportVersion);
   json.member("command", report.command);
   write_dump(json, "dump", report.dump);
-  if (report.command == "clip") json.member("output", report.output);
+  if (report.command == "clip" || report.merge) json.member("output", report.output);
   if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
   if (report.contents) write_contents(json, report);
@@ -305,6 +305,8 @@ void write_json(const Report& report, std::ostream& out) {
     write_verification(json, *report.verification);
   } else if (report.diff) {
     write_diff(json, *report.diff);
+  } else if (report.merge) {
+    write_merge(json, *report.merge);
   } else {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
@@ -337,6 +339,10 @@ void write_csv(const Report& report, std::ostream& out) {
   }
   if (report.diff) {
     write_diff_csv(*report.diff, out);
+    return;
+  }
+  if (report.merge) {
+    write_merge_csv(*report.merge, out);
     return;
   }
   if (report.view) {

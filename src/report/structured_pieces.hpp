@@ -120,6 +120,10 @@ void write_findings(JsonWriter& json, const std::vector<Finding>& findings);
 void write_diff(JsonWriter& json, const ReportDiff& diff);
 void write_diff_csv(const ReportDiff& diff, std::ostream& out);
 
+/// `merge`: format, bytes, parameters; and its table.
+void write_merge(JsonWriter& json, const ReportMerge& merge);
+void write_merge_csv(const ReportMerge& merge, std::ostream& out);
+
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);
 [[nodiscard]] std::string csv_number(double number);

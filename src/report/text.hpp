@@ -44,6 +44,9 @@ void write_verification(const Report& report, const TextStyle& style, std::ostre
 /// The answer of `diff`: "equal" or what differs, the parameters that differ most, findings, how it ran.
 void write_differences(const Report& report, const TextStyle& style, std::ostream& out);
 
+/// The answer of `merge`: what was written where, findings, how it ran.
+void write_merged(const Report& report, const TextStyle& style, std::ostream& out);
+
 void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& out);
 
 // ---------------------------------------------------------------------------------------------------------------------
