@@ -13,6 +13,7 @@
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/report/text.hpp"
+#include "gradclip/synth/synthesize.hpp"
 #include "machine.hpp"
 #include "options_diff.hpp"
 #include "options_merge.hpp"
@@ -53,18 +54,19 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, merge, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, merge, synth, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
   std::filesystem::path dump;    ///< clip, norms, inspect, verify, merge
-  std::filesystem::path output;  ///< clip, merge
+  std::filesystem::path output;  ///< clip, merge, synth
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;    ///< numerics is common.numerics
   TableOptions table;  ///< norms
   DiffLine diff;       ///< diff, whose A is `dump`
   MergeLine merge;     ///< merge
+  SynthOptions synth;  ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
