@@ -3,7 +3,7 @@
 # conformance tests (PyTorch; PyPI's x86-64 build is about 3 GB and runs on the CPU). Does nothing that is already done.
 #
 #   scripts/setup.sh            packages to build and run gradclip
-#   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, pytest
+#   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, safetensors, pytest
 #   scripts/setup.sh --cuda     also a CUDA toolkit: the installed one, or NVIDIA's wheels in build/cuda (500 MB)
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -46,7 +46,8 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64, kAll = ~0u;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64, kMerge = 128,
+                   kSynth = 256, kAll = ~0u;
 
 struct OptionEntry {
   std::string name;
@@ -114,9 +115,9 @@ std::int64_t num_label_tokens(const Value& value) {
 std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
-      {"output", Kind::value, Section::command, kClip, "OUT", "where the clipped dump goes (required)",
+      {"output", Kind::value, Section::command, kClip | kMerge | kSynth, "OUT", "where the output goes (required)",
        [](Line& line, const Value& v) { line.output = v.text; }},
-      {"overwrite", Kind::flag, Section::command, kClip, "", "replace OUT if it exists",
+      {"overwrite", Kind::flag, Section::command, kClip | kMerge | kSynth, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
       {"total-norm", Kind::value, Section::command, kClip, "X",
        "use this total, decimal or hexadecimal (0x1.8p+1), and skip the first pass",
@@ -183,13 +184,43 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
       {"map", Kind::value, Section::command, kDiff, "FILE", "names of A as B has them: lines of 'old-regex -> new'",
        [](Line& line, const Value& v) { line.diff.map = v.text; }},
-      {"only", Kind::value, Section::command, kDiff, "REGEX", "only parameters of which it matches a name",
-       [](Line& line, const Value& v) { line.diff.only = v.text; }},
+      {"only", Kind::value, Section::command, kDiff | kMerge, "REGEX", "only parameters of which it matches a name",
+       [](Line& line, const Value& v) {
+         line.diff.only = v.text;
+         line.merge.only = v.text;
+       }},
+      {"safetensors", Kind::flag, Section::command, kMerge, "", "OUT is a safetensors file instead of a dump",
+       [](Line& line, const Value& v) {
+         line.merge.format = boolean(v) ? MergeFormat::safetensors : MergeFormat::dump;
+       }},
       {"max-elements", Kind::value, Section::command, kDiff, "N",
        "also the N worst elements of each parameter, with both values",
        [](Line& line, const Value& v) {
          line.diff.max_elements = static_cast<std::size_t>(integer(v, 0, kMostWorstElements));
        }},
+      {"model", Kind::value, Section::command, kSynth, "MODEL",
+       "llama-8b, llama-70b, moe-tiny or a description file (required)",
+       [](Line& line, const Value& v) { line.synth.model = v.text; }},
+      {"mesh", Kind::value, Section::command, kSynth, "SIZES", "of the job: pp=2,dp_shard=2,tp=2 (default dp_shard=1)",
+       [](Line& line, const Value& v) { line.synth.mesh = parse_mesh_sizes(v.text); }},
+      {"dtype", Kind::value, Section::command, kSynth, "TYPE", "of the gradients (default bfloat16)",
+       [](Line& line, const Value& v) {
+         const std::optional<DType> dtype = parse_dtype(v.text);
+         if (!dtype) refuse(v, fmt::format("one of {}", dtype_names()));
+         line.synth.dtype = *dtype;
+       }},
+      {"seed", Kind::value, Section::command, kSynth, "N", "of the values (default 0)",
+       [](Line& line, const Value& v) { line.synth.seed = static_cast<std::uint64_t>(integer(v, 0)); }},
+      {"layers", Kind::value, Section::command, kSynth, "N", "cut the model down to its first N layers",
+       [](Line& line, const Value& v) { line.synth.layers = integer(v, 1); }},
+      {"scale", Kind::value, Section::command, kSynth, "S", "largest standard deviation of a parameter (default 0.01)",
+       [](Line& line, const Value& v) {
+         line.synth.scale = number(v, "a number above 0");
+         if (!(line.synth.scale > 0.0) || std::isinf(line.synth.scale)) refuse(v, "a number above 0");
+       }},
+      {"inject", Kind::value, Section::command, kSynth, "WHAT",
+       "one wrong element: nan, inf or replica, then :PARAMETER and :RANK if wanted",
+       [](Line& line, const Value& v) { line.synth.injection = parse_injection(v.text); }},
 
       {"max-norm", Kind::value, Section::scale, kClip | kNorms | kCheck, "X",
        "clip to this total norm; inf never clips",
@@ -297,7 +328,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 7> kCommands{{
+constexpr std::array<CommandEntry, 9> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -317,6 +348,13 @@ constexpr std::array<CommandEntry, 7> kCommands{{
      "norms and findings against a committed baseline",
      "Measures a dump as norms does and compares it with a baseline file: counts exactly, norms within tolerances.\n"
      "Exits 1 if anything regressed, if there is no baseline yet, and for NaN and infinities in any case."},
+    {"merge", Command::merge, kMerge, true, "merge DUMP -o OUT [options]", "full tensors, one for each parameter",
+     "Puts the shards of every parameter together and writes the full tensors: into OUT, a dump of one\n"
+     "rank, or a safetensors file. Raw values: nothing is scaled."},
+    {"synth", Command::synth, kSynth, false, "synth -o OUT --model MODEL [options]",
+     "a synthetic dump of a model's shapes",
+     "Makes a dump of a model's shapes on any mesh, of any type. Its values depend on the seed, the\n"
+     "parameter and the global index alone: two layouts of one seed hold the same gradient."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
@@ -336,7 +374,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens", "report"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -701,8 +739,10 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     refuse_command_line("a second dump is missing: diff A B", command.name);
   if (command.command == Command::check && line.check.baseline.empty())
     refuse_command_line("--baseline FILE is missing", command.name);
-  if (command.command == Command::clip && line.output.empty())
+  if ((command.bit & (kClip | kMerge | kSynth)) != 0 && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
+  if (command.command == Command::synth && line.synth.model.empty())
+    refuse_command_line("--model is missing", command.name);
   return line;
 }
 

@@ -13,9 +13,11 @@
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/report/text.hpp"
+#include "gradclip/synth/synthesize.hpp"
 #include "machine.hpp"
 #include "options_check.hpp"
 #include "options_diff.hpp"
+#include "options_merge.hpp"
 
 namespace gradclip {
 
@@ -53,13 +55,13 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;                     ///< clip, norms, inspect, verify, check
+  std::filesystem::path dump;                     ///< clip, norms, inspect, verify, check, merge
   std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep
-  std::filesystem::path output;                   ///< clip
+  std::filesystem::path output;                   ///< clip, merge, synth
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;           ///< numerics is common.numerics
@@ -67,6 +69,8 @@ struct CommandLine {
   std::vector<double> sweep;  ///< norms: max_norms; empty: no sweep
   DiffLine diff;              ///< diff, whose A is `dump`
   CheckLine check;            ///< check
+  MergeLine merge;            ///< merge
+  SynthOptions synth;         ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

@@ -202,12 +202,13 @@ Run Session::run_over(DumpReader& dump, int passes) {
   return Run{dump, device, comm(), std::move(plan), *stream_};
 }
 
-DiffRun Session::run_over(DumpReader& a, DumpReader& b) {
+DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
   backend_ = make_backend(DeviceChoice::cpu);
-  backend_->reason = "gradients are compared in host memory";
+  backend_->reason = why;
   nccl_.reason = backend_->reason;
   double mine = 0.0;
-  for (DumpReader* dump : {&a, &b}) {
+  for (DumpReader* dump : {&a, b}) {
+    if (dump == nullptr) continue;
     limit_open_files(*dump, memory_budget_ / 8);
     const WorkPlan plan = plan_work(dump->manifest(), comm_.size());
     const std::vector<double> bytes = bytes_by_rank(dump->manifest());
@@ -215,7 +216,7 @@ DiffRun Session::run_over(DumpReader& a, DumpReader& b) {
       mine += bytes[static_cast<std::size_t>(rank)];
     }
   }
-  DiffRun run{{&a, &b}, comm(), threads_, memory_budget_, {}};
+  DiffRun run{{&a, b}, comm(), threads_, memory_budget_, {}};
   if (speaks()) {
     progress_.begin(mine);
     run.progress = [this](std::uint64_t finished) { progress_.add(finished); };

@@ -58,8 +58,10 @@ class Session {
   /// @param passes  over the gradients: for the progress line, and because one alone keeps nothing
   [[nodiscard]] Run run_over(DumpReader& dump, int passes);
 
-  /// The same for a comparison of two dumps, which works in host memory.
-  [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader& b);
+  /// The same for work in global coordinates, which is done in host memory.
+  /// @param b  null: there is one dump alone
+  /// @param why  it is: a sentence
+  [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader* b, const char* why);
 
   /// Refuses a --report that cannot be written at the end, before the work begins.
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.

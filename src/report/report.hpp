@@ -12,6 +12,7 @@
 
 #include "gradclip/analysis/baseline_check.hpp"
 #include "gradclip/analysis/diff.hpp"
+#include "gradclip/analysis/merge.hpp"
 #include "gradclip/base/dtype.hpp"
 #include "gradclip/base/finding.hpp"
 #include "gradclip/clip/clip.hpp"
@@ -288,10 +289,30 @@ struct ReportSweep {
   std::vector<SweepLine> lines;        ///< by max_norm, as they were given
 };
 
+/// A full tensor of `merge`.
+struct ReportTensor {
+  std::string name;       ///< in the output
+  std::string parameter;  ///< in the dump
+  std::vector<std::int64_t> shape;
+  DType dtype = DType::float32;           ///< as written
+  DType recorded_dtype = DType::float32;  ///< in the dump
+  std::optional<float> scale_inv;
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;  ///< 0 where it is not written
+  std::string status;       ///< "written", "none", "repeated"
+};
+
+/// What `merge` adds.
+struct ReportMerge {
+  std::string format;                 ///< "dump", "safetensors"
+  std::vector<ReportTensor> tensors;  ///< in model order
+  std::uint64_t bytes = 0;            ///< of all tensors
+};
+
 struct Report {
   std::string command;
   ReportDump dump;
-  std::optional<std::string> output;               ///< command clip: where the clipped dump is
+  std::optional<std::string> output;               ///< clip, merge: where the output is
   std::optional<ReportRun> run;                    ///< empty for inspect
   std::optional<ReportContents> contents;          ///< inspect
   std::optional<ReportView> view;                  ///< norms --by anything but parameter
@@ -299,6 +320,7 @@ struct Report {
   std::optional<ReportDiff> diff;                  ///< diff
   std::optional<CheckResult> check;                ///< check
   std::optional<ReportSweep> sweep;                ///< norms --sweep, which has nothing but this, run and findings
+  std::optional<ReportMerge> merge;                ///< merge
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
@@ -357,6 +379,11 @@ struct CheckCounts {
 
 /// The verdict of `check` in one line, for the log of a CI system. Names in it are printable().
 [[nodiscard]] std::string check_summary(const Report& report);
+
+/// The report of `merge`.
+[[nodiscard]] Report merge_report(const std::filesystem::path& dump, const Manifest& manifest,
+                                  const std::filesystem::path& output, MergeFormat format, const MergeResult& result,
+                                  ReportRun run);
 
 /// The dump and its size, from the manifest.
 [[nodiscard]] ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest);

@@ -291,7 +291,7 @@ void write_json(const Report& report, std::ostream& out) {
   json.member("version", kReportVersion);
   json.member("command", report.command);
   if (!report.sweep) write_dump(json, "dump", report.dump);
-  if (report.command == "clip") json.member("output", report.output);
+  if (report.command == "clip" || report.merge) json.member("output", report.output);
   if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
   if (report.contents) write_contents(json, report);
@@ -317,6 +317,8 @@ void write_json(const Report& report, std::ostream& out) {
     write_check(json, report);
   } else if (report.sweep) {
     write_sweep(json, *report.sweep);
+  } else if (report.merge) {
+    write_merge(json, *report.merge);
   } else {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
@@ -366,6 +368,10 @@ void write_csv(const Report& report, std::ostream& out) {
   }
   if (report.sweep) {
     write_sweep_csv(*report.sweep, out);
+    return;
+  }
+  if (report.merge) {
+    write_merge_csv(*report.merge, out);
     return;
   }
   if (report.view) {

@@ -132,6 +132,9 @@ void write_histogram(JsonWriter& json, const ExponentHistogram& histogram);
 /// `norms --sweep`: sweep, steps; and its table.
 void write_sweep(JsonWriter& json, const ReportSweep& sweep);
 void write_sweep_csv(const ReportSweep& sweep, std::ostream& out);
+/// `merge`: format, bytes, parameters; and its table.
+void write_merge(JsonWriter& json, const ReportMerge& merge);
+void write_merge_csv(const ReportMerge& merge, std::ostream& out);
 
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);

@@ -49,6 +49,8 @@ void write_differences(const Report& report, const TextStyle& style, std::ostrea
 void write_check(const Report& report, const TextStyle& style, std::ostream& out);
 /// The answer of `norms --sweep`.
 void write_sweep(const Report& report, const TextStyle& style, std::ostream& out);
+/// The answer of `merge`: what was written where, findings, how it ran.
+void write_merged(const Report& report, const TextStyle& style, std::ostream& out);
 
 void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& out);
 

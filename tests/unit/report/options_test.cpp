@@ -218,7 +218,7 @@ TEST(Options, WordsThatCannotBe) {
   refusal({"norms", "in", "--overwrite"});
   refusal({"--quiet", "norms", "in"});
   EXPECT_THAT(refusal({"frobnicate"}), HasSubstr("no command 'frobnicate'"));
-  EXPECT_THAT(refusal({"merge", "in"}), HasSubstr("not in this version"));
+  EXPECT_THAT(refusal({"tokens", "in"}), HasSubstr("not in this version"));
 }
 
 TEST(Options, ConfigFilesThatCannotBe) {
