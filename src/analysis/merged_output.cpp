@@ -61,7 +61,7 @@ class MergedDump final : public MergedOutput {
       mesh.emplace("merged", std::vector{manifest.training.pp_axis_name.value_or("pp")}, std::vector<std::int64_t>{1},
                    std::vector<std::int32_t>{0});
     }
-    writer_.finish(edited_manifest(
+    writer_.finish_with(edited_manifest(
         input_.directory(),
         {{"world_size", "1"},
          {"rank_file", R"("rank_{rank:05d}.h5")"},

@@ -22,10 +22,10 @@ std::unique_ptr<RankFileWriter> DumpWriter::begin(std::shared_ptr<const RankFile
 
 void DumpWriter::finish(const ManifestChanges& changes) {
   GRADCLIP_CHECK(input_ != nullptr, "changes of a manifest, without an input");
-  finish(rewritten_manifest(input_->directory(), changes));
+  finish_with(rewritten_manifest(input_->directory(), changes));
 }
 
-void DumpWriter::finish(const std::string& manifest) {
+void DumpWriter::finish_with(const std::string& manifest) {
   GRADCLIP_CHECK(output_.prepared(), "an output that was not prepared by this process");
   try {
     const PosixFile file = PosixFile::open_for_writing(output_.directory() / kManifestName, true);

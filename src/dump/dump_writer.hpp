@@ -71,8 +71,8 @@ class DumpWriter {
   /// then removed). The process that prepared calls it, once all rank files are finished. Errors: Error(resources);
   /// Error(usage) if another process has given up the run. An old OUT is then still in its place.
   void finish(const ManifestChanges& changes);
-  /// @param manifest  the whole text
-  void finish(const std::string& manifest);
+  /// The same with the manifest's whole text.
+  void finish_with(const std::string& manifest);
 
   /// As PartialOutput.
   void discard() noexcept { output_.discard(); }

@@ -331,7 +331,7 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
     for (const RankRecord& record : gather_values(comm, std::span<const RankRecord>(records))) {
       files[manifest.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
     }
-    if (first) writer.finish(manifest_of(options, result, files));
+    if (first) writer.finish_with(manifest_of(options, result, files));
     comm.barrier();
   } catch (...) {
     // The process that fails may be the last one alive: it removes what all of them have written.
