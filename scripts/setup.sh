@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what gradclip needs on Debian 12: compilers and libraries, and with --python the virtual environment of the
-# conformance tests (PyTorch; PyPI's x86-64 build is about 3 GB and runs on the CPU). Does nothing that is already done.
+# conformance tests (PyTorch; PyPI's x86-64 build is about 3 GB and runs on the CPU) and a headless browser. Does
+# nothing that is already done.
 #
 #   scripts/setup.sh            packages to build and run gradclip
-#   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, pytest
+#   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, pytest; and Chromium
 #   scripts/setup.sh --cuda     also a CUDA toolkit: the installed one, or NVIDIA's wheels in build/cuda (500 MB)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +24,7 @@ for argument in "$@"; do
   esac
 done
 if $want_python || $want_cuda; then packages+=(python3 python3-venv); fi
+if $want_python; then packages+=(chromium); fi  # in which the tests open reports
 
 missing=()
 for package in "${packages[@]}"; do

@@ -44,7 +44,8 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kAll = ~0u;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kReport = 64;
+constexpr unsigned kAll = ~kReport;  // that work: report only draws what another found
 
 struct OptionEntry {
   std::string name;
@@ -112,7 +113,7 @@ std::int64_t num_label_tokens(const Value& value) {
 std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
-      {"output", Kind::value, Section::command, kClip, "OUT", "where the clipped dump goes (required)",
+      {"output", Kind::value, Section::command, kClip | kReport, "OUT", "where the result goes (required)",
        [](Line& line, const Value& v) { line.output = v.text; }},
       {"overwrite", Kind::flag, Section::command, kClip, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
@@ -210,7 +211,8 @@ std::vector<OptionEntry> make_table() {
                                                      {"automodel-cpu", Numerics::automodel_cpu},
                                                      {"torch", Numerics::torch}});
        }},
-      {"report", Kind::value, Section::common, kAll, "FILE", "also write a report; its ending says how: .json .csv",
+      {"report", Kind::value, Section::common, kAll, "FILE",
+       "also write a report; its ending says how: .json .csv .html",
        [](Line& line, const Value& v) {
          static_cast<void>(report_format(v.text));
          line.common.report = v.text;
@@ -245,9 +247,9 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
       {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
        [](Line& line, const Value& v) { line.common.progress = boolean(v); }},
-      {"quiet", Kind::flag, Section::common, kAll, "", "no text on stdout, no progress",
+      {"quiet", Kind::flag, Section::common, kAll | kReport, "", "no text on stdout, no progress",
        [](Line& line, const Value& v) { line.common.quiet = boolean(v); }},
-      {"color", Kind::value, Section::common, kAll, "WHEN", "auto (default), always or never",
+      {"color", Kind::value, Section::common, kAll | kReport, "WHEN", "auto (default), always or never",
        [](Line& line, const Value& v) {
          line.common.colour = choice<ColourChoice>(
              v, {{"auto", ColourChoice::automatic}, {"always", ColourChoice::always}, {"never", ColourChoice::never}});
@@ -269,7 +271,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 6> kCommands{{
+constexpr std::array<CommandEntry, 7> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -285,6 +287,10 @@ constexpr std::array<CommandEntry, 6> kCommands{{
     {"diff", Command::diff, kDiff, true, "diff A B [options]", "compares two dumps, whatever their layouts",
      "Compares the gradients of two dumps in global coordinates: two layouts, two frameworks, two steps.\n"
      "Names the first parameter that differs, and a constant ratio as what it is. Exits 1 if anything differs."},
+    {"report", Command::report, kReport, true, "report FILE.json -o FILE.html [options]",
+     "one HTML page of a JSON report",
+     "Makes one self-contained HTML page of a report that --report FILE.json wrote: findings, norms and\n"
+     "differences by layer, shares, what each rank holds, a table. The page loads nothing."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
@@ -295,7 +301,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "merge", "synth"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -337,7 +343,11 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
   };
   if (command.takes_dump) {
     text += '\n';
-    entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
+    if (command.bit == kReport) {
+      entry("FILE.json", "a report");
+    } else {
+      entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
+    }
   }
   section(Section::command, {});
   section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
@@ -598,10 +608,12 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   }
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
-  if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
+  if (command.takes_dump && line.dump.empty()) {
+    refuse_command_line(command.command == Command::report ? "FILE.json is missing" : "DUMP is missing", command.name);
+  }
   if (command.command == Command::diff && line.diff.other.empty())
     refuse_command_line("a second dump is missing: diff A B", command.name);
-  if (command.command == Command::clip && line.output.empty())
+  if ((command.command == Command::clip || command.command == Command::report) && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
   return line;
 }

@@ -52,12 +52,12 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, report, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;    ///< clip, norms, inspect, verify
-  std::filesystem::path output;  ///< clip
+  std::filesystem::path dump;    ///< clip, norms, inspect, verify; the JSON file of report
+  std::filesystem::path output;  ///< clip, report
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;    ///< numerics is common.numerics

@@ -10,10 +10,10 @@
 
 namespace gradclip {
 
-enum class ReportFormat : std::uint8_t { json, csv };
+enum class ReportFormat : std::uint8_t { json, csv, html };
 
-/// The format that a file's ending asks for. Errors: Error(usage) for .html and .xml (not in this version) and for any
-/// other ending.
+/// The format that a file's ending asks for. Errors: Error(usage) for .xml (not in this version) and for any other
+/// ending.
 [[nodiscard]] ReportFormat report_format(const std::filesystem::path& file);
 
 /// The keys of docs/reports.md, in its order. What was not measured is null; what the command does not have is absent.
