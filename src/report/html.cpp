@@ -12,8 +12,8 @@
 #include "gradclip/report/html_axes.hpp"
 #include "gradclip/report/html_data.hpp"
 #include "gradclip/report/html_figures.hpp"
+#include "gradclip/report/html_listings.hpp"
 #include "gradclip/report/html_markup.hpp"
-#include "gradclip/report/html_table.hpp"
 #include "gradclip/report/structured.hpp"
 #include "gradclip/report/text.hpp"
 #include "gradclip/report/text_pieces.hpp"
@@ -22,8 +22,6 @@ namespace gradclip {
 namespace {
 
 constexpr std::size_t kMostOfAKind = 9;  // findings above the charts; the table has all
-constexpr std::size_t kMostTotals = 16;
-constexpr std::size_t kMostParts = 40;
 
 // A bar chart: what a tab shows. Ours, and too small to be a file of its own.
 constexpr std::string_view kIcon =
@@ -59,6 +57,15 @@ std::string policy() {
 // The head: what it is and what came out
 // ---------------------------------------------------------------------------------------------------------------------
 
+bool has_passed(const PageItem& item) {
+  return item.status == "passed" || item.status == "pass";
+}
+
+std::string capitalised(std::string text) {
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text;
+}
+
 struct Verdict {
   std::string text;
   bool good = true;
@@ -66,12 +73,15 @@ struct Verdict {
 
 Verdict verdict_of(const PageReport& report) {
   const std::string findings = counted(report.findings.size(), "finding", "findings");
-  if (!report.items.empty()) {
-    const auto passed = static_cast<std::size_t>(std::count_if(
-        report.items.begin(), report.items.end(), [](const PageItem& item) { return item.status == "pass"; }));
-    const bool good = passed == report.items.size() && report.findings.empty();
-    return {fmt::format("{} of {} pass{}", grouped(passed), counted(report.items.size(), "item", "items"),
-                        report.findings.empty() ? "" : ", " + findings),
+  if (!report.verdict.empty() || !report.items.empty()) {
+    const auto passed = static_cast<std::size_t>(
+        std::count_if(report.items.begin(), report.items.end(), [](const PageItem& item) { return has_passed(item); }));
+    const bool good = report.verdict.empty()
+                          ? passed == report.items.size() && report.findings.empty()
+                          : report.verdict == "passed" || report.verdict == "updated" || report.verdict == "unchanged";
+    return {comma_separated(
+                {capitalised(report.verdict),
+                 fmt::format("{} of {}", grouped(passed), counted(report.items.size(), "item passes", "items pass"))}),
             good};
   }
   if (report.other) {
@@ -100,13 +110,13 @@ void write_header(Markup& html, const PageReport& report) {
   html.element("p", {{"class", "command"}}, "gradclip " + report.command);
   {
     const Tag heading(html, "h1");
-    html.element("bdi", {}, report.dump.path);
+    html.element("bdi", {}, report.steps.empty() ? report.dump.path : counted(report.steps.size(), "step", "steps"));
     if (report.other) {
       html.text(" and ");
       html.element("bdi", {}, report.other->path);
     }
   }
-  html.element("p", {{"class", "sub"}}, (report.other ? "A: " : "") + dump_text(report.dump));
+  if (report.steps.empty()) html.element("p", {{"class", "sub"}}, (report.other ? "A: " : "") + dump_text(report.dump));
   if (report.other) html.element("p", {{"class", "sub"}}, "B: " + dump_text(*report.other));
   const Verdict verdict = verdict_of(report);
   if (report.command != "inspect" || !verdict.good) {
@@ -191,7 +201,6 @@ std::vector<Tile> status_tiles(const std::vector<Entry>& entries, const std::vec
 
 std::vector<Tile> tiles_of(const PageReport& report) {
   if (report.other) return status_tiles(report.differences, {"equal", "differs", "missing", "extra"}, "equal");
-  if (!report.items.empty()) return status_tiles(report.items, {"pass"}, "pass");
   std::vector<Tile> tiles = norm_tiles(report);
   for (const auto& [label, value] : report.checked) tiles.push_back({label, value, ""});
   return tiles;
@@ -265,34 +274,10 @@ std::string place_text(const Finding& finding) {
   return text;
 }
 
-/// Where the list above does not have them all.
-void write_finding_table(Markup& html, const PageReport& report) {
-  std::map<std::string, std::size_t> kinds;
-  const bool cut = std::any_of(report.findings.begin(), report.findings.end(),
-                               [&](const Finding& finding) { return ++kinds[finding.kind] > kMostOfAKind; });
-  if (!cut) return;
-  using Kind = TableData::Kind;
-  TableData table("findings");
-  table.column("kind", Kind::text);
-  table.column("parameter", Kind::name);
-  table.column("ranks", Kind::text, "recorded ranks");
-  table.column("index", Kind::text, "global");
-  table.column("value", Kind::number);
-  table.column("message", Kind::text);
-  for (const Finding& finding : report.findings) {
-    table.row()
-        .cell(finding.kind)
-        .cell(finding.parameter)
-        .cell(rank_list(finding.ranks))
-        .cell(finding.index ? index_text(*finding.index) : "")
-        .cell(finding.value)
-        .cell(finding.message);
-  }
-  table.write(html);
-}
-
 void write_all_findings(Markup& html, const PageReport& report) {
-  if (!report.rule.empty()) html.element("p", {{"class", "rule"}}, report.rule);
+  for (const std::string& sentence : {report.rule, report.summary}) {
+    if (!sentence.empty()) html.element("p", {{"class", "rule"}}, sentence);
+  }
   if (!report.first_difference.empty()) {
     const Tag first(html, "p", {{"class", "rule"}});
     html.text("The first that is not equal, in model order: ");
@@ -328,191 +313,11 @@ void write_all_findings(Markup& html, const PageReport& report) {
   write_finding_ranks(html, report);
 }
 
-void write_seen_totals(Markup& html, const PageReport& report) {
-  if (report.totals.empty()) return;
-  {
-    const Tag scroll(html, "div",
-                     {{"class", "scroll"}, {"tabindex", "0"}, {"role", "region"}, {"aria-label", "totals by rank"}});
-    const Tag table(html, "table", {{"class", "plain"}});
-    html.element("caption", {},
-                 fmt::format("Totals that recorded ranks would have used, in {} arithmetic{}{}", report.arithmetic,
-                             report.note.empty() ? "" : ": ", report.note));
-    {
-      const Tag head(html, "thead");
-      const Tag row(html, "tr");
-      html.element("th", {{"scope", "col"}, {"class", "n"}}, "total");
-      html.element("th", {{"scope", "col"}, {"class", "n"}}, "from the exact");
-      html.element("th", {{"scope", "col"}, {"class", "n"}}, "coefficient");
-      html.element("th", {{"scope", "col"}}, "ranks");
-    }
-    const Tag body(html, "tbody");
-    for (std::size_t i = 0; i < std::min(report.totals.size(), kMostTotals); ++i) {
-      const PageReferenceTotal& seen = report.totals[i];
-      const double exact = report.total.value_or(seen.total);
-      const Tag row(html, "tr");
-      html.element("td", {{"class", "n"}}, exact_number(seen.total));
-      html.element("td", {{"class", "n"}},
-                   seen.total == exact ? "equal"
-                   : std::isfinite(seen.total) && std::isfinite(exact) && exact != 0.0
-                       ? fmt::format("{:+.3g} %", 100.0 * (seen.total - exact) / exact)
-                       : "");
-      html.element("td", {{"class", "n"}}, seen.coefficient ? exact_number(*seen.coefficient) : "");
-      html.element("td", {}, fmt::format("{}: {}", counted(seen.ranks.size(), "rank", "ranks"), rank_list(seen.ranks)));
-    }
-  }
-  if (report.totals.size() > kMostTotals) {
-    html.element("p", {{"class", "note"}},
-                 fmt::format("and {} more totals", grouped(report.totals.size() - kMostTotals)));
-  }
-  write_rank_totals(html, report);
-}
-
-void write_parts(Markup& html, const PageParts& parts) {
-  const Tag scroll(html, "div",
-                   {{"class", "scroll"}, {"tabindex", "0"}, {"role", "region"}, {"aria-label", parts.title}});
-  const Tag table(html, "table", {{"class", "plain"}});
-  html.element("caption", {}, "By " + parts.title);
-  {
-    const Tag head(html, "thead");
-    const Tag row(html, "tr");
-    html.element("th", {{"scope", "col"}}, parts.title);
-    for (const char* label : {"norm", "share", "parameters", "elements"}) {
-      html.element("th", {{"scope", "col"}, {"class", "n"}}, label);
-    }
-  }
-  const Tag body(html, "tbody");
-  for (std::size_t i = 0; i < std::min(parts.parts.size(), kMostParts); ++i) {
-    const PagePart& part = parts.parts[i];
-    const Tag row(html, "tr");
-    {
-      const Tag name(html, "th", {{"scope", "row"}});
-      html.element("bdi", {}, part.name);
-    }
-    html.element("td", {{"class", "n"}}, part.norm ? short_number(*part.norm) : "");
-    html.element("td", {{"class", "n"}}, part.share ? percentage(*part.share) : "");
-    html.element("td", {{"class", "n"}}, grouped(part.parameters));
-    html.element("td", {{"class", "n"}}, grouped(part.elements));
-  }
-  if (parts.parts.size() > kMostParts) {
-    const Tag row(html, "tr");
-    html.element("td", {{"colspan", "5"}}, fmt::format("and {} more", grouped(parts.parts.size() - kMostParts)));
-  }
-}
-
-std::string remarks(const PageParameter& parameter) {
-  return comma_separated({parameter.expert ? "expert" : "", parameter.counted ? "" : "tied, counted elsewhere",
-                          parameter.gradient_placements.empty() ? "" : "gradient " + parameter.gradient_placements,
-                          parameter.first_nonfinite.empty() ? "" : "first non-finite " + parameter.first_nonfinite});
-}
-
-void write_parameter_table(Markup& html, const PageReport& report) {
-  if (report.parameters.empty()) return;
-  using Kind = TableData::Kind;
-  TableData table("parameters");
-  table.column("parameter", Kind::name);
-  table.column("norm", Kind::number);
-  table.column("share", Kind::share, "of the total: norm^p / total^p");
-  table.column("largest", Kind::number, "largest finite magnitude");
-  table.column("smallest", Kind::number, "smallest finite magnitude above 0");
-  table.column("mean", Kind::number);
-  table.column("zeros", Kind::count);
-  table.column("subnormal", Kind::count, "of the gradient's own type");
-  table.column("NaN", Kind::count);
-  table.column("infinite", Kind::count);
-  table.column("elements", Kind::count, "that count");
-  table.column("shape", Kind::text);
-  table.column("type", Kind::text);
-  table.column("sharding", Kind::text, "mesh and placements");
-  table.column("remarks", Kind::text);
-  const auto if_measured = [](const PageParameter& parameter, std::uint64_t count) {
-    return parameter.norm ? std::optional(count) : std::nullopt;
-  };
-  for (const PageParameter& parameter : report.parameters) {
-    table.row()
-        .cell(parameter.name)
-        .cell(parameter.norm)
-        .cell(parameter.share)
-        .cell(parameter.max_abs)
-        .cell(parameter.min_abs)
-        .cell(parameter.mean)
-        .cell(parameter.zeros)
-        .cell(parameter.subnormals)
-        .cell(if_measured(parameter, parameter.nan))
-        .cell(if_measured(parameter, parameter.posinf + parameter.neginf))
-        .cell(parameter.elements)
-        .cell(parameter.shape)
-        .cell(parameter.dtype)
-        .cell(parameter.mesh.empty() ? "plain" : fmt::format("{} [{}]", parameter.mesh, parameter.placements))
-        .cell(remarks(parameter));
-  }
-  table.write(html);
-}
-
-void write_difference_table(Markup& html, const PageReport& report) {
-  if (report.differences.empty()) return;
-  using Kind = TableData::Kind;
-  TableData table("parameters");
-  table.column("parameter", Kind::name);
-  table.column("status", Kind::status);
-  table.column("differ", Kind::count, "elements that are not equal by the rule");
-  table.column("NaN differ", Kind::count, "of them with a NaN on either side");
-  table.column("relative L2", Kind::number, "norm of A - B over norm of B");
-  table.column("in epsilons", Kind::number, "of the narrower type");
-  table.column("largest |a − b|", Kind::number);
-  table.column("at", Kind::text, "global index of it");
-  table.column("largest relative", Kind::number, "|a - b| / |b|");
-  table.column("cosine", Kind::number, "of A and B");
-  table.column("‖A‖ / ‖B‖", Kind::number);
-  table.column("first", Kind::text, "global index of the first that differs");
-  table.column("elements", Kind::count);
-  table.column("shape", Kind::text);
-  table.column("type", Kind::text, "A / B where they differ");
-  table.column("name in B", Kind::name);
-  for (const PageDifference& parameter : report.differences) {
-    const auto if_compared = [&](std::uint64_t count) {
-      return parameter.elements ? std::optional(count) : std::nullopt;
-    };
-    table.row()
-        .cell(parameter.name)
-        .cell(parameter.status)
-        .cell(if_compared(parameter.different))
-        .cell(if_compared(parameter.nan_different))
-        .cell(parameter.relative_l2)
-        .cell(parameter.relative_l2_epsilons)
-        .cell(parameter.max_abs)
-        .cell(parameter.max_abs_index)
-        .cell(parameter.max_rel)
-        .cell(parameter.cosine)
-        .cell(parameter.norm_ratio)
-        .cell(parameter.first_different)
-        .cell(parameter.elements)
-        .cell(parameter.shape)
-        .cell(parameter.dtype)
-        .cell(parameter.name_in_other);
-  }
-  table.write(html);
-}
-
-void write_item_table(Markup& html, const PageReport& report) {
-  if (report.items.empty()) return;
-  using Kind = TableData::Kind;
-  TableData table("items");
-  table.column("parameter", Kind::name);
-  table.column("item", Kind::text);
-  table.column("status", Kind::status);
-  table.column("expected", Kind::number, "by the baseline");
-  table.column("found", Kind::number);
-  table.column("tolerance", Kind::text);
-  for (const PageItem& item : report.items) {
-    table.row()
-        .cell(item.parameter)
-        .cell(item.item)
-        .cell(item.status)
-        .cell(item.expected)
-        .cell(item.found)
-        .cell(item.tolerance);
-  }
-  table.write(html);
+/// Whether the list of findings leaves some out.
+bool has_more_findings(const PageReport& report) {
+  std::map<std::string, std::size_t> kinds;
+  return std::any_of(report.findings.begin(), report.findings.end(),
+                     [&](const Finding& finding) { return ++kinds[finding.kind] > kMostOfAKind; });
 }
 
 Sections sections_of(const PageReport& report) {
@@ -520,12 +325,16 @@ Sections sections_of(const PageReport& report) {
   if (report.command != "inspect" || !report.findings.empty()) {
     sections.add("findings", "Findings", [&](Markup& html) { write_all_findings(html, report); });
   }
-  if (!report.items.empty()) {
-    sections.add("items", "Items", [&](Markup& html) { write_item_table(html, report); });
-  }
+  sections.add("items", "Items", [&](Markup& html) { write_item_table(html, report); });
+  sections.add("changes", "Changes", [&](Markup& html) { write_finding_table(html, report.changes); });
+  sections.add("steps", "Steps", [&](Markup& html) { write_steps(html, report); });
+  sections.add("sweep", "Limits", [&](Markup& html) {
+    write_sweep(html, report);
+    write_sweep_table(html, report);
+  });
   sections.add("totals", "Totals", [&](Markup& html) {
     write_seen_totals(html, report);
-    if (!report.scale.empty()) write_facts(html, {{"scale", report.scale}});
+    if (!report.scale.empty()) html.element("p", {{"class", "note"}}, "Scale: " + report.scale);
   });
   sections.add("layers", report.other ? "Differences" : "Norms", [&](Markup& html) {
     write_layer_norms(html, report);
@@ -548,7 +357,14 @@ Sections sections_of(const PageReport& report) {
     write_parameter_table(html, report);
     write_difference_table(html, report);
   });
-  sections.add("all-findings", "All findings", [&](Markup& html) { write_finding_table(html, report); });
+  sections.add("worst", "Worst elements", [&](Markup& html) { write_worst_table(html, report); });
+  if (has_more_findings(report)) {
+    sections.add("all-findings", "All findings", [&](Markup& html) { write_finding_table(html, report.findings); });
+  }
+  sections.add("baseline", "Baseline", [&](Markup& html) {
+    write_facts(html, report.baseline);
+    write_known_table(html, report);
+  });
   sections.add("contents", "Recorded", [&](Markup& html) { write_facts(html, report.contents); });
   sections.add("run", "Run", [&](Markup& html) { write_facts(html, report.run); });
   return sections;
@@ -566,7 +382,7 @@ void write_page(const PageReport& report, std::ostream& out) {
     html.empty("meta", {{"name", "color-scheme"}, {"content", "light dark"}});
     html.empty("meta", {{"name", "referrer"}, {"content", "no-referrer"}});
     html.empty("link", {{"rel", "icon"}, {"href", kIcon}});
-    html.element("title", {}, fmt::format("gradclip {}: {}", report.command, report.dump.path));
+    html.element("title", {}, fmt::format("gradclip {} {}", report.command, report.dump.path));
     const Tag style(html, "style");
     html.verbatim(kPageStyle);
   }

@@ -12,7 +12,8 @@
 namespace gradclip {
 namespace {
 
-constexpr double kCharacter = 6.6;  // pixels of one, at the size of labels
+constexpr double kCharacter = 6.6;       // pixels of one, at the size of labels
+constexpr double kFixedCharacter = 7.1;  // of names, which are in a font of fixed width
 constexpr double kTop = 12;
 
 Attributes svg_attributes(double height, const std::string& description, double width = kChartWidth) {
@@ -49,7 +50,7 @@ void grid_line(Markup& html, std::string_view style, double x1, double y1, doubl
 std::string fitting(std::string_view text, double width) {
   const auto room = static_cast<std::size_t>(std::max(0.0, width / kCharacter));
   if (columns(text) <= room) return std::string(text);
-  return room < 7 ? std::string() : shortened(text, room);
+  return room < 9 ? std::string() : shortened(text, room);
 }
 
 /// Labels under an axis of names: all that are no numbers and have room, then as many of the numbers, at equal steps.
@@ -108,7 +109,7 @@ std::vector<double> finite_values(const std::vector<std::optional<double>>& valu
 }  // namespace
 
 void write_bar_chart(Markup& html, const BarChart& chart) {
-  constexpr double kLeft = 84, kBottom = 250, kHeight = 296;
+  constexpr double kLeft = 84, kBottom = 250, kHeight = 296, kWidestBar = 64;
   const double right = kChartWidth - (chart.line ? 84 : 8);
   std::vector<double> values;
   std::vector<ChartName> names;
@@ -119,7 +120,7 @@ void write_bar_chart(Markup& html, const BarChart& chart) {
   if (chart.line) values.push_back(chart.line->value);
   const Axis axis = axis_for(values);
   const double step = (right - kLeft) / static_cast<double>(std::max<std::size_t>(chart.bars.size(), 1));
-  const double gap = std::min(step * 0.2, 6.0);
+  const double width = std::min(step - std::min(step * 0.2, 6.0), kWidestBar);
 
   const Tag svg(html, "svg", svg_attributes(kHeight, chart.description));
   label(html, "axis", 0, 10, chart.y_title + (axis.logarithmic ? ", log scale" : ""));
@@ -133,7 +134,8 @@ void write_bar_chart(Markup& html, const BarChart& chart) {
     const Tag column(html, "g", mark("mark", bar.tip, bar.name.find));
     rectangle(html, {{"class", "reach"}}, x, kTop + 12, step, kBottom - kTop - 12);
     if (bar.value) {
-      rectangle(html, {{"class", finite ? "bar" : "bar alarm"}}, x + gap / 2, kBottom - height, step - gap, height);
+      rectangle(html, {{"class", finite ? "bar" : "bar alarm"}}, x + (step - width) / 2, kBottom - height, width,
+                height);
     }
   }
   grid_line(html, "base", kLeft, kBottom, right, kBottom);
@@ -148,7 +150,6 @@ void write_bar_chart(Markup& html, const BarChart& chart) {
 
 void write_row_chart(Markup& html, const RowChart& chart) {
   constexpr double kRow = 20, kNumbers = 150, kWidest = 330;
-  constexpr double kFixedCharacter = 7.1;  // names are in a font of fixed width
   constexpr auto kNameWidth = static_cast<std::size_t>((kWidest - 10) / kFixedCharacter);
   std::vector<std::string> names;
   double largest = 0.0;
@@ -166,7 +167,7 @@ void write_row_chart(Markup& html, const RowChart& chart) {
     const RowChart::Row& row = chart.rows[i];
     const double y = static_cast<double>(i) * kRow;
     const bool finite = row.value && std::isfinite(*row.value);
-    const double width = !row.value ? 0 : !finite ? room : largest > 0 ? *row.value / largest * room : 0;
+    const double width = !row.value ? 0 : !finite ? room : largest > 0 ? std::max(0.0, *row.value / largest) * room : 0;
     const Tag line(html, "g", mark("mark", row.tip, row.find));
     rectangle(html, {{"class", "reach"}}, 0, y, kChartWidth, kRow);
     label(html, "name end", left - 10, y + 14, names[i]);
@@ -181,9 +182,12 @@ void write_row_chart(Markup& html, const RowChart& chart) {
 }
 
 void write_heat_map(Markup& html, const HeatMap& map) {
-  constexpr double kLeft = 150, kRight = kChartWidth - 170, kRow = 24, kAxis = 44;
+  constexpr double kRight = kChartWidth - 170, kRow = 24, kAxis = 44, kWidestLabels = 300;
+  std::size_t longest = 0;
+  for (const HeatMap::Row& row : map.rows) longest = std::max(longest, columns(row.label));
+  const double left = std::min(static_cast<double>(longest) * kFixedCharacter + 12, kWidestLabels);
   const double bottom = kTop + kRow * static_cast<double>(map.rows.size());
-  const double step = (kRight - kLeft) / static_cast<double>(std::max<std::size_t>(map.columns.size(), 1));
+  const double step = (kRight - left) / static_cast<double>(std::max<std::size_t>(map.columns.size(), 1));
   std::vector<double> everything;
   for (const HeatMap::Row& row : map.rows) {
     for (const double value : finite_values(row.values)) everything.push_back(value);
@@ -193,7 +197,7 @@ void write_heat_map(Markup& html, const HeatMap& map) {
     const HeatMap::Row& row = map.rows[r];
     const ColourScale scale(map.common_scale ? everything : finite_values(row.values));
     const double y = kTop + kRow * static_cast<double>(r);
-    label(html, "name end", kLeft - 10, y + 16, row.label);
+    label(html, "name end", left - 10, y + 16, fitting(row.label, kWidestLabels));
     for (std::size_t c = 0; c < row.values.size(); ++c) {
       std::string style = "mark cell none";
       if (row.values[c]) {
@@ -202,15 +206,15 @@ void write_heat_map(Markup& html, const HeatMap& map) {
                 : row.alarm                                   ? "mark cell s0"
                             : fmt::format("mark cell s{}", std::max(*found, map.least_class));
       }
-      rectangle(html, mark(style, row.tips[c], map.columns[c].find), kLeft + static_cast<double>(c) * step, y + 1, step,
+      rectangle(html, mark(style, row.tips[c], map.columns[c].find), left + static_cast<double>(c) * step, y + 1, step,
                 kRow - 2);
     }
     if (!row.low.empty()) {
       label(html, "tick", kRight + 10, y + 16, row.low == row.high ? row.low : row.low + " to " + row.high);
     }
   }
-  name_labels(html, map.columns, kLeft, step, bottom + 18);
-  label(html, "axis middle", (kLeft + kRight) / 2, bottom + kAxis - 6, map.x_title);
+  name_labels(html, map.columns, left, step, bottom + 18);
+  label(html, "axis middle", (left + kRight) / 2, bottom + kAxis - 6, map.x_title);
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 
 #include "gradclip/base/error.hpp"
@@ -313,9 +314,91 @@ Finding read_finding(const JsonField& field) {
   return finding;
 }
 
+/// Scalars of an object, those of its objects with a dot.
+void add_facts(const JsonField& object, const std::string& before, std::vector<PageFact>& facts) {
+  for (const auto& [key, value] : object.object().items()) {
+    if (value.is_null() || value.is_array()) continue;
+    const JsonField field = object.member(key, value);
+    if (value.is_object()) {
+      if (before.empty()) add_facts(field, key + ".", facts);
+      continue;
+    }
+    std::string fact = scalar_text(field);
+    if (!fact.empty()) facts.emplace_back(printable(before + key), std::move(fact));
+  }
+}
+
+void read_facts(const JsonField& root, const char* key, std::vector<PageFact>& facts) {
+  if (const std::optional<JsonField> field = root.find(key)) add_facts(*field, "", facts);
+}
+
+std::optional<double> number_of(const std::string& text) {
+  double number = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+void read_run(const JsonField& root, PageReport& report) {
+  constexpr std::string_view kBytes = "_bytes", kSeconds = "seconds.";
+  read_facts(root, "run", report.run);
+  for (auto& [key, value] : report.run) {
+    const std::optional<double> number = number_of(value);
+    if (number && key.ends_with(kBytes)) {
+      key.resize(key.size() - kBytes.size());
+      value = human_bytes(*number);
+    } else if (number && key.starts_with(kSeconds)) {
+      key = "time, " + key.substr(kSeconds.size());
+      value = human_seconds(*number);
+    }
+    std::replace(key.begin(), key.end(), '_', ' ');
+  }
+}
+
+/// Any value as the report has it.
+std::string value_text(const JsonField& object, const char* key) {
+  const std::optional<JsonField> field = object.find(key);
+  if (!field) return {};
+  return field->value().is_string() ? text(*field) : printable(field->value().dump());
+}
+
 PageItem read_item(const JsonField& field) {
-  return {text(field, "parameter"),        optional_scalar(field, "item"),      optional_scalar(field, "expected"),
-          optional_scalar(field, "found"), optional_scalar(field, "tolerance"), optional_scalar(field, "status")};
+  return {text(field, "parameter"),         optional_scalar(field, "item"), optional_scalar(field, "status"),
+          value_text(field, "expected"),    value_text(field, "found"),     optional_number(field, "deviation"),
+          optional_number(field, "allowed")};
+}
+
+void read_check(const JsonField& root, PageReport& report) {
+  each(root, "items", [&](const JsonField& field) { report.items.push_back(read_item(field)); });
+  report.verdict = text(root, "outcome");
+  report.summary = text(root, "summary");
+  if (root.find("baseline_path")) report.baseline.emplace_back("baseline", text(root, "baseline_path"));
+  read_facts(root, "baseline", report.baseline);
+  each(root, "known_findings", [&](const JsonField& field) {
+    report.known.push_back({text(field.at("kind")), text(field, "parameter"), flag(field, "seen", true)});
+  });
+  each(root, "changes", [&](const JsonField& field) { report.changes.push_back(read_finding(field)); });
+}
+
+void read_sweep(const JsonField& root, PageReport& report) {
+  each(root, "steps", [&](const JsonField& field) {
+    PageStep& step = report.steps.emplace_back();
+    step.path = text(field.at("path"));
+    if (const std::optional<JsonField> number = field.find("step")) {
+      step.step = number->integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+    }
+    step.total = field.at("total").number();
+  });
+  each(root, "sweep", [&](const JsonField& field) {
+    PageSweepLine& line = report.sweep.emplace_back();
+    line.max_norm = field.at("max_norm").number();
+    line.clipped = count(field.at("clipped"));
+    line.steps = count(field.at("steps"));
+    if (const std::optional<JsonField> coefficient = field.find("coefficient")) {
+      line.least = optional_number(*coefficient, "min");
+      line.median = optional_number(*coefficient, "median");
+      line.mean = optional_number(*coefficient, "mean");
+    }
+  });
 }
 
 void read_norm(const JsonField& root, PageReport& report) {
@@ -328,9 +411,6 @@ void read_norm(const JsonField& root, PageReport& report) {
     read_statistics(*norm, *report.all);
   }
   if (const std::optional<JsonField> scale = root.find("scale")) report.scale = text(*scale, "explanation");
-  if (const std::optional<JsonField> histogram = root.find("histogram"); histogram && report.all) {
-    report.all->histogram = read_histogram(*histogram);
-  }
 }
 
 void read_clip(const JsonField& root, PageReport& report) {
@@ -357,24 +437,6 @@ void read_reference(const JsonField& root, PageReport& report) {
     report.recorded = optional_number(*recorded, "grad_norm");
     report.recorded_distance = optional_number(*recorded, "distance");
   }
-}
-
-/// Scalars of an object, those of its objects with a dot.
-void add_facts(const JsonField& object, const std::string& before, std::vector<PageFact>& facts) {
-  for (const auto& [key, value] : object.object().items()) {
-    if (value.is_null() || value.is_array()) continue;
-    const JsonField field = object.member(key, value);
-    if (value.is_object()) {
-      if (before.empty()) add_facts(field, key + ".", facts);
-      continue;
-    }
-    std::string fact = scalar_text(field);
-    if (!fact.empty()) facts.emplace_back(printable(before + key), std::move(fact));
-  }
-}
-
-void read_facts(const JsonField& root, const char* key, std::vector<PageFact>& facts) {
-  if (const std::optional<JsonField> field = root.find(key)) add_facts(*field, "", facts);
 }
 
 void read_checked(const JsonField& root, PageReport& report) {
@@ -408,8 +470,10 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
   }
   PageReport report;
   report.command = text(root.at("command"));
-  report.dump = read_dump(root.at("dump"));
-  read_facts(root, "run", report.run);
+  read_sweep(root, report);
+  // A sweep is about several.
+  if (report.steps.empty()) report.dump = read_dump(root.at("dump"));
+  read_run(root, report);
   read_norm(root, report);
   read_clip(root, report);
   read_reference(root, report);
@@ -421,7 +485,13 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
       report.first_difference = text(first->at("name"));
       report.first_index = index_or_nothing(*first, "index");
     }
-    each(root, "parameters", [&](const JsonField& field) { report.differences.push_back(read_difference(field)); });
+    each(root, "parameters", [&](const JsonField& field) {
+      each(field, "worst", [&](const JsonField& element) {
+        report.worst.push_back({report.differences.size(), index_or_nothing(element, "index"), element.at("a").number(),
+                                element.at("b").number()});
+      });
+      report.differences.push_back(read_difference(field));
+    });
   } else {
     read_parts(root, report);
     each(root, "parameters", [&](const JsonField& field) { report.parameters.push_back(read_parameter(field)); });
@@ -431,7 +501,7 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
     for (const char* key : {"state", "producer"}) report.contents.emplace_back(key, text(root, key));
     add_facts(*training, "training.", report.contents);
   }
-  each(root, "items", [&](const JsonField& field) { report.items.push_back(read_item(field)); });
+  read_check(root, report);
   each(root, "findings", [&](const JsonField& field) { report.findings.push_back(read_finding(field)); });
   return report;
 }

@@ -116,14 +116,45 @@ struct PageDifference {
   std::string first_different;
 };
 
-/// An item of `check`. Numbers and text stand as the report has them.
+/// An element of `diff --max-elements`.
+struct PageElement {
+  std::size_t parameter = 0;  ///< index into PageReport::differences
+  std::string index;
+  double a = 0.0;
+  double b = 0.0;
+};
+
+/// An item of `check`. Values stand as the report has them.
 struct PageItem {
   std::string parameter;
   std::string item;
+  std::string status;
   std::string expected;
   std::string found;
-  std::string tolerance;
-  std::string status;
+  std::optional<double> deviation;
+  std::optional<double> allowed;
+};
+
+/// What a baseline of `check` knows.
+struct PageKnown {
+  std::string kind;
+  std::string parameter;
+  bool seen = true;
+};
+
+/// A dump of `norms --sweep`.
+struct PageStep {
+  std::string path;
+  std::optional<std::int64_t> step;
+  double total = 0.0;
+};
+
+/// A limit of `norms --sweep`.
+struct PageSweepLine {
+  double max_norm = 0.0;
+  std::uint64_t clipped = 0;
+  std::uint64_t steps = 0;
+  std::optional<double> least, median, mean;  ///< coefficients
 };
 
 /// A line of "label: value" that is shown as it is.
@@ -160,7 +191,15 @@ struct PageReport {
   std::vector<PageParts> parts;  ///< view, stages, types
   std::vector<PageParameter> parameters;
   std::vector<PageDifference> differences;
-  std::vector<PageItem> items;
+  std::vector<PageElement> worst;  ///< diff
+  std::vector<PageItem> items;     ///< check; so are the next five
+  std::string verdict;
+  std::string summary;
+  std::vector<PageFact> baseline;
+  std::vector<PageKnown> known;
+  std::vector<Finding> changes;
+  std::vector<PageStep> steps;  ///< norms --sweep; so is the next
+  std::vector<PageSweepLine> sweep;
   std::vector<Finding> findings;
 
   [[nodiscard]] bool measured() const noexcept { return total.has_value() && all.has_value(); }

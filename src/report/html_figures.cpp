@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "gradclip/report/html_charts.hpp"
+#include "gradclip/report/html_columns.hpp"
 #include "gradclip/report/html_layers.hpp"
 #include "gradclip/report/names.hpp"
 #include "gradclip/report/text.hpp"
@@ -16,28 +16,10 @@
 namespace gradclip {
 namespace {
 
-constexpr std::size_t kMostBars = 160;
-constexpr std::size_t kMostColumns = 96;
 constexpr std::size_t kMostRows = 24;
 constexpr std::size_t kOutline = 6;
 constexpr std::size_t kDeepest = 6;         // levels of the module tree that have a chart of their own
 constexpr std::size_t kDeepestIcicle = 10;  // levels, before single children are put together
-constexpr std::size_t kMostExponentRows = 40;
-
-std::vector<Layer> model_layers(const PageReport& report, std::size_t most) {
-  return at_most(
-      layers_by(report.parameters.size(), [&](std::size_t p) { return layer_of(report.parameters[p].name); }), most);
-}
-
-/// What finds a module's parameters and not those of "layers.10" for "layers.1".
-std::string search_for(const std::string& module, const std::string& parameter) {
-  return parameter.size() > module.size() ? module + '.' : module;
-}
-
-ChartName chart_name(const Layer& layer, const std::string& parameter) {
-  if (layer.layers == 1) return {std::string(last_part(layer.name)), search_for(layer.name, parameter)};
-  return {std::string(last_part(layer.name.substr(0, layer.name.find(" to ")))), {}};
-}
 
 std::string norm_text(double p) {
   return std::isinf(p) ? "max norm" : fmt::format("{:g}-norm", p);
@@ -55,14 +37,6 @@ std::string tip_of(const std::string& name, const LayerSum& sum, const PageRepor
     tip += fmt::format("\n{} NaN or infinite", count_number(std::round(*sum.nonfinite * sum.elements)));
   }
   return tip;
-}
-
-std::string merged_note(std::size_t layers, std::size_t shown) {
-  return layers > shown ? fmt::format(" {} layers are drawn as {}, neighbours together.", grouped(layers), shown) : "";
-}
-
-std::size_t layer_count(const PageReport& report) {
-  return layers_by(report.parameters.size(), [&](std::size_t p) { return layer_of(report.parameters[p].name); }).size();
 }
 
 RowChart module_rows(const PageReport& report, std::vector<Layer> modules, std::size_t depth) {
@@ -107,7 +81,7 @@ RowChart module_rows(const PageReport& report, std::vector<Layer> modules, std::
     const bool known = line.module.layers == 1 && !line.module.name.empty();
     chart.rows.push_back(
         {name, known ? search_for(line.module.name, report.parameters[line.module.parameters.front()].name) : "",
-         line.sum.norm, line.sum.norm ? short_number(*line.sum.norm) : "not measured",
+         line.sum.norm, line.sum.norm ? short_number(*line.sum.norm) : "counted elsewhere",
          line.sum.share && !std::isnan(*line.sum.share) ? percentage(*line.sum.share) : "",
          tip_of(name, line.sum, report), line.module.layers != 1});
   }
@@ -134,9 +108,15 @@ IcicleNode icicle_node(const ModuleNode& module, const PageReport& report, const
   if (sum.rms && whole.rms && *whole.rms > 0.0) {
     node.tip += fmt::format("\n{:.3g} × the model's", *sum.rms / *whole.rms);
   }
-  node.weight = by_share ? sum.share.value_or(0.0) : sum.elements;
   node.style = intensity_style(sum, whole);
-  for (const ModuleNode& child : module.children) node.children.push_back(icicle_node(child, report, whole, by_share));
+  double parts = 0.0;
+  for (const ModuleNode& child : module.children) {
+    node.children.push_back(icicle_node(child, report, whole, by_share));
+    parts += node.children.back().weight;
+  }
+  // A report may say anything: what is no weight has no width.
+  const double own = by_share ? sum.share.value_or(0.0) : sum.elements;
+  node.weight = std::max(std::isfinite(own) && own > 0.0 ? own : 0.0, parts);
   return node;
 }
 
@@ -147,161 +127,7 @@ struct StatisticRow {
   bool alarm = false;
 };
 
-/// Columns that are layers with rows that `value_of` and `text_of` give.
-template <class Row, class Value, class Text>
-HeatMap statistics_map(const std::vector<Row>& rows, std::vector<ChartName> columns,
-                       const std::vector<std::string>& names, const Value& value_of, const Text& text_of) {
-  HeatMap map;
-  map.columns = std::move(columns);
-  for (const Row& row : rows) {
-    HeatMap::Row line;
-    line.label = row.label;
-    line.alarm = row.alarm;
-    std::vector<double> finite;
-    for (std::size_t c = 0; c < names.size(); ++c) {
-      const std::optional<double> value = value_of(row, c);
-      line.values.push_back(value);
-      line.tips.push_back(
-          fmt::format("{}\n{}: {}", names[c], row.label, value ? text_of(row, *value) : std::string("none")));
-      if (value && std::isfinite(*value)) finite.push_back(*value);
-    }
-    if (!finite.empty()) {
-      const ColourScale scale(finite);
-      line.low = text_of(row, scale.low());
-      line.high = text_of(row, scale.high());
-      map.rows.push_back(std::move(line));
-    }
-  }
-  return map;
-}
-
-void write_legend(Markup& html, std::string_view low, std::string_view high, char scale) {
-  const Tag legend(html, "p", {{"class", "legend"}});
-  html.text(low);
-  {
-    const Tag svg(html, "svg",
-                  {{"viewBox", "0 0 140 12"}, {"width", "140"}, {"height", "12"}, {"aria-hidden", "true"}});
-    for (std::size_t i = 0; i < kColourClasses; ++i) {
-      html.empty("rect", {{"class", fmt::format("{}{}", scale, i)}, {"x", i * 20}, {"width", 20}, {"height", 12}});
-    }
-  }
-  html.text(high);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Exponents
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// Counts by exponent of several parameters.
-struct Exponents {
-  std::int64_t first = 0;
-  std::vector<std::uint64_t> counts;
-
-  void add(const PageHistogram& other) {
-    if (other.counts.empty()) return;
-    if (counts.empty()) {
-      first = other.first;
-      counts = other.counts;
-      return;
-    }
-    if (other.first < first) {
-      counts.insert(counts.begin(), static_cast<std::size_t>(first - other.first), 0);
-      first = other.first;
-    }
-    const auto shift = static_cast<std::size_t>(other.first - first);
-    counts.resize(std::max(counts.size(), shift + other.counts.size()));
-    for (std::size_t i = 0; i < other.counts.size(); ++i) counts[shift + i] += other.counts[i];
-  }
-};
-
-void write_casts(Markup& html, const PageHistogram& all, std::uint64_t elements) {
-  if (all.casts.empty()) return;
-  const Tag scroll(html, "div", {{"class", "scroll"}, {"tabindex", "0"}, {"role", "region"}, {"aria-label", "casts"}});
-  const Tag table(html, "table", {{"class", "plain"}});
-  html.element("caption", {}, "What casting every element to a narrower type would do");
-  {
-    const Tag head(html, "thead");
-    const Tag row(html, "tr");
-    html.element("th", {{"scope", "col"}}, "type");
-    for (const auto& [what, number] : all.casts.front().counts)
-      html.element("th", {{"scope", "col"}, {"class", "n"}}, what);
-  }
-  const Tag body(html, "tbody");
-  for (const PageCast& cast : all.casts) {
-    const Tag row(html, "tr");
-    html.element("th", {{"scope", "row"}}, cast.type);
-    for (const auto& [what, number] : cast.counts) {
-      const double part = elements > 0 ? static_cast<double>(number) / static_cast<double>(elements) : 0.0;
-      html.element("td", {{"class", "n"}},
-                   grouped(number) + (number == 0 ? "" : fmt::format(" ({})", percentage(part))));
-    }
-  }
-}
-
-void write_layer_exponents(Markup& html, const PageReport& report) {
-  const std::vector<Layer> layers = model_layers(report, kMostColumns);
-  std::vector<Exponents> sums(layers.size());
-  std::int64_t low = std::numeric_limits<std::int64_t>::max(), high = std::numeric_limits<std::int64_t>::min();
-  for (std::size_t l = 0; l < layers.size(); ++l) {
-    for (const std::size_t p : layers[l].parameters) {
-      const PageParameter& parameter = report.parameters[p];
-      if (parameter.counted && parameter.histogram) sums[l].add(*parameter.histogram);
-    }
-    if (sums[l].counts.empty()) continue;
-    low = std::min(low, sums[l].first);
-    high = std::max(high, sums[l].first + static_cast<std::int64_t>(sums[l].counts.size()) - 1);
-  }
-  if (low > high) return;
-  HeatMap map;
-  map.common_scale = true;
-  map.least_class = 1;
-  map.description = "Elements by binary exponent in each layer";
-  map.x_title = "layers in model order";
-  for (const Layer& layer : layers) {
-    map.columns.push_back(chart_name(layer, report.parameters[layer.parameters.front()].name));
-  }
-  const auto together =
-      (high - low + static_cast<std::int64_t>(kMostExponentRows)) / static_cast<std::int64_t>(kMostExponentRows);
-  for (std::int64_t top = high; top >= low; top -= together) {
-    const std::int64_t bottom = std::max(low, top - together + 1);
-    HeatMap::Row& row = map.rows.emplace_back();
-    row.label = power_text(top);
-    if (top != bottom) row.label = power_text(bottom) + " to " + row.label;
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      std::uint64_t all = 0, here = 0;
-      for (std::size_t i = 0; i < sums[l].counts.size(); ++i) {
-        const std::int64_t exponent = sums[l].first + static_cast<std::int64_t>(i);
-        all += sums[l].counts[i];
-        if (exponent >= bottom && exponent <= top) here += sums[l].counts[i];
-      }
-      const double part = all == 0 ? 0.0 : static_cast<double>(here) / static_cast<double>(all);
-      row.values.push_back(here == 0 ? std::nullopt : std::optional(part));
-      row.tips.push_back(
-          fmt::format("{}\n{}: {} elements, {:.3g} %", layers[l].name, row.label, grouped(here), 100 * part));
-    }
-  }
-  write_figure(html, "Exponents by layer",
-               "The share of a layer's non-zero elements at each binary exponent. A layer that sits lower than its "
-               "neighbours loses more when cast to a narrower type.",
-               [&] {
-                 write_heat_map(html, map);
-                 write_legend(html, "few", "many", 's');
-               });
-}
-
 }  // namespace
-
-void write_figure(Markup& html, std::string_view title, std::string_view explanation,
-                  const std::function<void()>& content) {
-  const Tag figure(html, "figure");
-  {
-    const Tag caption(html, "figcaption");
-    html.element("h3", {}, title);
-    if (!explanation.empty()) html.element("p", {}, explanation);
-  }
-  content();
-  html.line();
-}
 
 void write_layer_norms(Markup& html, const PageReport& report) {
   if (!report.measured() || report.parameters.empty()) return;
@@ -317,7 +143,7 @@ void write_layer_norms(Markup& html, const PageReport& report) {
   }
   write_figure(html, "Norm by layer",
                "A layer is what stands up to the first number of a name; other modules stand for themselves." +
-                   merged_note(layer_count(report), layers.size()),
+                   merged_note(layers),
                [&] { write_bar_chart(html, chart); });
 }
 
@@ -374,7 +200,7 @@ void write_module_shares(Markup& html, const PageReport& report) {
   Icicle icicle;
   icicle.description = by_share ? "Share of the total norm by module" : "Elements by module";
   icicle.root = icicle_node(tree, report, whole, by_share);
-  if (!(icicle.root.weight > 0.0)) return;
+  if (!(icicle.root.weight > 0.0) || std::isinf(icicle.root.weight)) return;
   std::string explanation =
       by_share ? "A module's width is what it adds to the p-th power of the total norm; below it stand its parts."
                : "A module's width is its number of elements; below it stand its parts.";
@@ -415,160 +241,54 @@ void write_layer_statistics(Markup& html, const PageReport& report) {
   write_figure(html, "Statistics by layer",
                "Each row has its own scale, from its smallest to its largest value; logarithmic where these are far "
                "apart." +
-                   merged_note(layer_count(report), layers.size()),
+                   merged_note(layers),
                [&] {
                  write_heat_map(html, map);
                  write_legend(html, "smallest of the row", "largest", 's');
                });
 }
 
-void write_exponents(Markup& html, const PageReport& report) {
-  Exponents sum;
-  PageHistogram all;
-  if (report.all && report.all->histogram) {
-    all = *report.all->histogram;
-    sum.add(all);
-  } else {
-    for (const PageParameter& parameter : report.parameters) {
-      if (parameter.counted && parameter.histogram) sum.add(*parameter.histogram);
-    }
-  }
-  if (sum.counts.empty()) return;
-  ExponentChart chart;
-  chart.description = "Elements by binary exponent";
-  chart.first = sum.first;
-  chart.counts = sum.counts;
-  // Exponents of the smallest subnormal, the smallest normal and the largest finite number.
-  chart.ranges = {
-      {"float16", -24, -14, 15}, {"bfloat16", -133, -126, 127}, {"e4m3", -9, -6, 8}, {"e5m2", -16, -14, 15}};
-  write_figure(
-      html, "Exponents of all elements",
-      fmt::format("Elements by the power of two below their magnitude; {} zeros are not drawn.", grouped(all.zeros)),
-      [&] {
-        write_exponent_chart(html, chart);
-        write_casts(html, all, report.all ? report.all->elements : 0);
-      });
-  write_layer_exponents(html, report);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
-// Differences
+// Sweeps
 // ---------------------------------------------------------------------------------------------------------------------
 
-namespace {
-
-struct DifferenceSum {
-  std::size_t parameters = 0;
-  std::size_t unequal = 0;
-  std::optional<double> different;  ///< of all compared elements
-  std::optional<double> max_abs;
-  std::optional<double> max_rel;
-  std::optional<double> relative_l2;  ///< the largest of its parameters; so are the next three
-  std::optional<double> epsilons;
-  std::optional<double> angle;  ///< 1 - cosine
-  std::optional<double> ratio;  ///< |norm ratio - 1|
-};
-
-/// The larger; NaN is larger than any number.
-void take_larger(std::optional<double>& largest, const std::optional<double>& value) {
-  if (!value) return;
-  if (!largest || std::isnan(*value) || *value > *largest) largest = value;
-}
-
-DifferenceSum sum_of_differences(const PageReport& report, const std::vector<std::size_t>& parameters) {
-  DifferenceSum sum;
-  double elements = 0.0, different = 0.0;
-  for (const std::size_t p : parameters) {
-    const PageDifference& parameter = report.differences[p];
-    ++sum.parameters;
-    sum.unequal += parameter.status == "equal" ? 0 : 1;
-    if (!parameter.elements) continue;
-    elements += static_cast<double>(*parameter.elements);
-    different += static_cast<double>(parameter.different);
-    take_larger(sum.max_abs, parameter.max_abs);
-    take_larger(sum.max_rel, parameter.max_rel);
-    take_larger(sum.relative_l2, parameter.relative_l2);
-    take_larger(sum.epsilons, parameter.relative_l2_epsilons);
-    if (parameter.cosine) take_larger(sum.angle, std::max(0.0, 1.0 - *parameter.cosine));
-    if (parameter.norm_ratio) take_larger(sum.ratio, std::abs(*parameter.norm_ratio - 1.0));
-  }
-  if (elements > 0.0) sum.different = different / elements;
-  return sum;
-}
-
-std::vector<Layer> compared_layers(const PageReport& report, std::size_t most) {
-  return at_most(
-      layers_by(report.differences.size(), [&](std::size_t p) { return layer_of(report.differences[p].name); }), most);
-}
-
-std::string difference_tip(const std::string& name, const DifferenceSum& sum) {
-  std::string tip = fmt::format("{}\n{} of {} not equal", name, grouped(sum.unequal),
-                                counted(sum.parameters, "parameter", "parameters"));
-  if (sum.different) tip += fmt::format("\n{:.3g} % of the elements differ", 100.0 * *sum.different);
-  if (sum.relative_l2) tip += "\nrelative L2 error up to " + short_number(*sum.relative_l2);
-  if (sum.epsilons) tip += fmt::format(" ({} epsilons)", short_number(*sum.epsilons));
-  if (sum.max_abs) tip += "\nlargest |a − b| " + short_number(*sum.max_abs);
-  return tip;
-}
-
-struct DifferenceRow {
-  std::string label;
-  std::optional<double> DifferenceSum::*value;
-  bool is_share = false;
-  bool alarm = false;
-};
-
-}  // namespace
-
-void write_difference_norms(Markup& html, const PageReport& report) {
-  if (report.differences.empty()) return;
-  const std::vector<Layer> layers = compared_layers(report, kMostBars);
+void write_steps(Markup& html, const PageReport& report) {
+  if (report.steps.empty()) return;
+  const std::size_t together = (report.steps.size() + kMostBars - 1) / kMostBars;
   BarChart chart;
-  chart.description = "Relative L2 error of each layer in model order";
-  chart.x_title = "layers in model order";
-  chart.y_title = "relative L2 error ‖A − B‖ / ‖B‖, in epsilons of the type";
-  chart.line = BarChart::Line{1.0, "one epsilon"};
-  for (const Layer& layer : layers) {
-    const DifferenceSum sum = sum_of_differences(report, layer.parameters);
-    chart.bars.push_back({chart_name(layer, report.differences[layer.parameters.front()].name), sum.epsilons,
-                          difference_tip(layer.name, sum)});
+  chart.description = "Total norm of each step";
+  chart.x_title = "steps in the order of their recording";
+  chart.y_title = "total norm";
+  for (std::size_t begin = 0; begin < report.steps.size(); begin += together) {
+    const std::size_t end = std::min(begin + together, report.steps.size());
+    std::optional<double> largest;
+    for (std::size_t i = begin; i < end; ++i) take_larger(largest, report.steps[i].total);
+    const PageStep& first = report.steps[begin];
+    std::string tip = first.path;
+    if (first.step) tip += fmt::format("\nstep {}", *first.step);
+    if (end - begin > 1) tip += fmt::format("\nand {} more", end - begin - 1);
+    tip += fmt::format("\n{} {}", end - begin > 1 ? "largest total norm" : "total norm", exact_number(*largest));
+    chart.bars.push_back({{fmt::to_string(first.step.value_or(static_cast<std::int64_t>(begin))), {}}, largest, tip});
   }
-  write_figure(
-      html, "Error by layer",
-      "The largest of a layer's parameters, over the elements that are finite on both sides. About one epsilon "
-      "is rounding; a layer where the error begins is where to look.",
-      [&] { write_bar_chart(html, chart); });
+  write_figure(html, "Total norm by step", "", [&] { write_bar_chart(html, chart); });
 }
 
-void write_difference_statistics(Markup& html, const PageReport& report) {
-  if (report.differences.empty()) return;
-  const std::vector<Layer> layers = compared_layers(report, kMostColumns);
-  const std::vector<DifferenceRow> rows{{"elements that differ", &DifferenceSum::different, true},
-                                        {"largest |a − b|", &DifferenceSum::max_abs},
-                                        {"largest |a − b| / |b|", &DifferenceSum::max_rel},
-                                        {"relative L2 error", &DifferenceSum::relative_l2},
-                                        {"1 − cosine", &DifferenceSum::angle},
-                                        {"|‖A‖ / ‖B‖ − 1|", &DifferenceSum::ratio}};
-  std::vector<DifferenceSum> sums;
-  std::vector<std::string> names;
-  std::vector<ChartName> columns;
-  for (const Layer& layer : layers) {
-    sums.push_back(sum_of_differences(report, layer.parameters));
-    names.push_back(layer.name);
-    columns.push_back(chart_name(layer, report.differences[layer.parameters.front()].name));
+void write_sweep(Markup& html, const PageReport& report) {
+  if (report.sweep.empty()) return;
+  BarChart chart;
+  chart.description = "Share of the steps that each limit clips";
+  chart.x_title = "max norm";
+  chart.y_title = "part of the steps that would have been clipped, %";
+  for (const PageSweepLine& line : report.sweep) {
+    const double part =
+        line.steps == 0 ? 0.0 : 100.0 * static_cast<double>(line.clipped) / static_cast<double>(line.steps);
+    chart.bars.push_back({{short_number(line.max_norm), {}},
+                          part,
+                          fmt::format("max norm {}\n{} of {} clipped{}", exact_number(line.max_norm),
+                                      grouped(line.clipped), counted(line.steps, "step", "steps"),
+                                      line.median ? "\nmedian coefficient " + short_number(*line.median) : "")});
   }
-  HeatMap map = statistics_map(
-      rows, std::move(columns), names, [&](const DifferenceRow& row, std::size_t c) { return sums[c].*row.value; },
-      [](const DifferenceRow& row, double value) { return row.is_share ? percentage(value) : short_number(value); });
-  map.description = "How each layer differs, in model order";
-  map.x_title = "layers in model order";
-  write_figure(html, "Differences by layer",
-               "The largest of a layer's parameters. Each row has its own scale, logarithmic where its values are far "
-               "apart; an empty cell was not compared or has nothing that differs.",
-               [&] {
-                 write_heat_map(html, map);
-                 write_legend(html, "smallest of the row", "largest", 's');
-               });
+  write_figure(html, "What each limit would have clipped", "", [&] { write_bar_chart(html, chart); });
 }
 
 }  // namespace gradclip

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "gradclip/report/html_charts.hpp"
+#include "gradclip/report/html_columns.hpp"
 #include "gradclip/report/html_figures.hpp"
 #include "gradclip/report/text.hpp"
 #include "gradclip/report/text_pieces.hpp"

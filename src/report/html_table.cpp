@@ -8,6 +8,11 @@
 #include "gradclip/report/text.hpp"
 
 namespace gradclip {
+namespace {
+
+constexpr std::size_t kWorthSearching = 6;
+
+}  // namespace
 
 void TableData::column(std::string_view label, Kind kind, std::string_view meaning) {
   constexpr std::array<std::string_view, 6> kKinds{"name", "text", "status", "number", "count", "share"};
@@ -48,7 +53,9 @@ void TableData::write(Markup& html) const {
   {
     const Tag controls(html, "div", {{"class", "controls"}});
     {
-      const Tag search(html, "label");
+      Attributes attributes;
+      if (rows_ < kWorthSearching) attributes.emplace_back("hidden", "hidden");
+      const Tag search(html, "label", attributes);
       html.text("Search ");
       html.empty("input", {{"type", "search"},
                            {"spellcheck", "false"},

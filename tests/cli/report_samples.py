@@ -47,7 +47,7 @@ def histogram(random, elements, scale):
     exponents = sorted(e for e, n in counts.items() if n)
     casts = {}
     for name, (low, high) in HISTOGRAM_TYPES.items():
-        casts[name] = {"underflow": sum(n for e, n in counts.items() if e < low),
+        casts[name] = {"underflow_to_zero": sum(n for e, n in counts.items() if e < low), "subnormal": 0,
                        "overflow": sum(n for e, n in counts.items() if e > high)}
     first = exponents[0] if exponents else 0
     return {"exponents": {"first": first, "counts": [counts.get(e, 0) for e in range(first, exponents[-1] + 1)] if exponents else []},
@@ -120,7 +120,7 @@ def norms(names=None, layers=32, *, histograms=False, bad=(), disagree=False, co
                     casts.setdefault(name, {}).setdefault(what, 0)
                     casts[name][what] += count
         low, high = min(sum_of_counts), max(sum_of_counts)
-        report["histogram"] = {"exponents": {"first": low, "counts": [sum_of_counts.get(e, 0) for e in range(low, high + 1)]},
+        report["norm"]["histogram"] = {"exponents": {"first": low, "counts": [sum_of_counts.get(e, 0) for e in range(low, high + 1)]},
                                "zeros": sum(each["histogram"]["zeros"] for each in parameters), "nan": 0, "posinf": 0,
                                "neginf": 0, "casts": casts}
     report |= {
@@ -150,7 +150,7 @@ def diff(layers=32, *, names=None, wrong_from=None, seed=7):
              "nan_different": 0, "none_different": 0, "first_different": [0, 17] if wrong else None,
              "max_abs": {"value": error * 1e-3, "index": [12, 40]}, "max_rel": {"value": 20 * error, "index": [7, 7]},
              "relative_l2": error, "relative_l2_epsilons": error * 128, "cosine": 1 - error ** 2 / 2, "norm_ratio": 1 + error / 3,
-             "worst": []})
+             "worst": [{"index": [12, 40], "a": 0.25, "b": 0.25 + error}] if wrong else []})
         if wrong:
             findings.append(finding("differs", name, [], [12, 40], error * 1e-3, f"{parameters[-1]['different']:,} of 4,194,304 elements differ"))
     report["dump"]["parameters"] = len(parameters)
@@ -174,7 +174,38 @@ def verify(findings=None, world_size=64):
         "checksums": {"manifest": True, "files": world_size, "shards": 0}, "findings": findings}
 
 
-def check():
-    items = [{"parameter": name, "item": "norm", "expected": 0.5, "found": 0.5 if i % 7 else 0.75, "tolerance": "1e-6 relative",
-              "status": "pass" if i % 7 else "regressed"} for i, name in enumerate(model_names(4))]
-    return head("check", len(items), 8, 10 ** 9) | {"run": RUN, "items": items, "findings": []}
+def check(outcome=None):
+    """Norms against a baseline; every seventh parameter's is another one unless the outcome says that all is well."""
+    items = [{"parameter": None, "item": "norm", "status": "passed", "expected": 7.5, "found": 7.5, "deviation": 0, "allowed": 7.5e-6}]
+    findings = []
+    for i, name in enumerate(model_names(4)):
+        wrong = outcome is None and i % 7 == 0
+        items += [{"parameter": name, "item": "shape", "status": "passed", "expected": [4, 8], "found": [4, 8], "deviation": None, "allowed": None},
+                  {"parameter": name, "item": "norm", "status": "failed" if wrong else "passed", "expected": 0.5,
+                   "found": 0.75 if wrong else 0.5, "deviation": 0.5 if wrong else 0, "allowed": 5e-7}]
+        if wrong:
+            findings.append(finding("differs", name, value=0.5, message="the norm is 0.75, the baseline has 0.5"))
+    failed = sum(item["status"] == "failed" for item in items)
+    report = norms(layers=4, command="check")
+    for key in ("groups", "stages", "dtypes", "parameters", "meshes"):
+        del report[key]
+    return report | {
+        "outcome": outcome or "regressed", "summary": f"gradclip check: {outcome or 'regressed'}: {len(findings)} findings",
+        "baseline_path": "norms.json", "baseline": {"step": 100, "norm_type": 2, "numerics": "exact", "rtol": 1e-6, "atol": 0},
+        "counts": {"items_passed": len(items) - failed, "items_failed": failed}, "items": items,
+        "known_findings": [{"kind": "replicas-differ", "parameter": "model.norm.weight", "seen": False}], "changes": [],
+        "findings": findings}
+
+
+def sweep(steps=30):
+    totals = [1.0 + 0.1 * i if i != 7 else math.nan for i in range(steps)]
+    lines = []
+    for limit in (0.5, 1.0, 2.0, 4.0):
+        coefficients = sorted(min(1.0, limit / total) for total in totals if math.isfinite(total))
+        lines.append({"max_norm": limit, "clipped": sum(each < 1 for each in coefficients), "steps": len(coefficients),
+                      "coefficient": {"min": coefficients[0], "median": coefficients[len(coefficients) // 2],
+                                      "mean": sum(coefficients) / len(coefficients)}})
+    return {"format": "gradclip.report", "version": 1, "command": "norms", "run": RUN,
+            "steps": [{"path": f"/data/run-17/step-{i}", "step": i, "type": 2, "total": json_number(total), "findings": 0}
+                      for i, total in enumerate(totals)],
+            "nonfinite_steps": 1, "sweep": lines, "findings": []}

@@ -50,6 +50,8 @@ REPORTS = {"norms": lambda: samples.norms(layers=8, histograms=True, disagree=Tr
            "verify": samples.verify,
            "clean": lambda: samples.verify([]),
            "check": samples.check,
+           "passed": lambda: samples.check("passed"),
+           "sweep": samples.sweep,
            "empty": lambda: samples.head("norms", 0, 1) | {"parameters": [], "findings": []}}
 
 
@@ -58,7 +60,7 @@ def test_every_page_opens_without_a_complaint_or_a_request(name, browser, make_p
     report = REPORTS[name]()
     with browser.open(make_page(report, name)) as page:
         assert page.texts("header .command") == [f"gradclip {report['command']}"]
-        assert page.run("document.querySelectorAll('svg.chart').length") >= (0 if name in ("clean", "check", "empty") else 1)
+        assert page.run("document.querySelectorAll('svg.chart').length") >= (0 if name in ("clean", "check", "passed", "empty") else 1)
         # Every chart says what it is, and none is wider than the page.
         assert all(page.run("[...document.querySelectorAll('svg.chart')].map((each) => each.getAttribute('aria-label'))"))
         assert page.run("document.documentElement.scrollWidth <= window.innerWidth")

@@ -284,6 +284,21 @@ def test_numbers_beyond_the_script_and_extremes(tool):
         charts(page_of(tool, report))
 
 
+def test_check_and_sweep(tool):
+    page = page_of(tool, samples.check())
+    outline, rows = Outline(page), data_of(page)["items"]["rows"]
+    failed = [row for row in rows if row[2] == "failed"]
+    assert len(rows) == 79 and len(failed) == 6 and failed[0] == ["model.embed_tokens.weight", "norm", "failed", "0.5", "0.75", 0.5, 5e-7]
+    assert rows[0][0] == "(whole model)" and rows[1][3:5] == ["[4,8]", "[4,8]"]
+    assert "Regressed, 73 of 79 items pass" in outline.words and "gradclip check: regressed: 6 findings" in outline.words
+    assert "verdict bad" in page and "verdict good" in page_of(tool, samples.check("passed"))
+
+    page = page_of(tool, samples.sweep())
+    assert [row[:3] for row in data_of(page)["limits"]["rows"]] == [[0.5, 29, 29], [1.0, 28, 29], [2.0, 19, 29], [4.0, 0, 29]]
+    bars = {group.get("data-tip").split("\n")[0]: float(group[1].get("height")) for group in charts(page)[1].iter("g")}
+    assert bars["max norm 2"] == pytest.approx(bars["max norm 0.5"] * 19 / 29, abs=0.11) and bars["max norm 4"] == 0
+
+
 def test_a_large_mesh_is_drawn_in_part(tool):
     report = samples.norms(layers=1)
     report["meshes"][1] = {"name": "stage0", "dim_names": ["dp", "tp"], "shape": [2048, 8], "ranks": list(range(16384)),

@@ -34,7 +34,7 @@
     text: {text: true, show: (cell) => cell},
     status: {
       text: true, show: (cell) => cell,
-      style: (cell) => (cell === "equal" || cell === "pass" ? "good-text" : "alarm-text"),
+      style: (cell) => (["equal", "pass", "passed"].includes(cell) ? "good-text" : cell === "changed" ? "" : "alarm-text"),
     },
     number: {
       show: (cell) => {
@@ -194,7 +194,8 @@
   }
 
   const tables = [...document.querySelectorAll(".table")].map(makeTable);
-  const mainTable = tables.find((table) => table.root.dataset.noun !== "findings");
+  // What marks and findings are looked for in: the first that lists parameters.
+  const mainTable = tables.find((table) => ["parameters", "items"].includes(table.root.dataset.noun));
 
   function find(element) {
     const text = element.dataset.find;
@@ -206,6 +207,7 @@
   // -------------------------------------------------------------------------------------------------------------------
 
   const tip = document.getElementById("tip");
+  let pinned = null;  // the mark that the keyboard is at
 
   function hideTip() {
     tip.hidden = true;
@@ -222,16 +224,22 @@
     tip.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
   }
 
+  function showPinned() {
+    const box = pinned.getBoundingClientRect();
+    showTip(pinned.dataset.tip, box.left + box.width / 2, box.bottom);
+  }
+
   document.addEventListener("pointermove", (event) => {
     const mark = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
     if (mark) {
+      pinned = null;
       showTip(mark.dataset.tip, event.clientX, event.clientY);
-    } else {
+    } else if (!pinned) {
       hideTip();
     }
   });
   document.addEventListener("pointerleave", hideTip);
-  document.addEventListener("scroll", hideTip, {passive: true});
+  document.addEventListener("scroll", () => (pinned ? showPinned() : hideTip()), {passive: true});
   document.addEventListener("click", (event) => {
     const mark = event.target instanceof Element ? event.target.closest("[data-find]") : null;
     if (mark) find(mark);
@@ -244,14 +252,15 @@
     const leave = () => {
       if (here >= 0) marks[here].classList.remove("here");
       here = -1;
+      pinned = null;
       hideTip();
     };
     const go = (to) => {
       if (here >= 0) marks[here].classList.remove("here");
       here = Math.max(0, Math.min(marks.length - 1, to));
       marks[here].classList.add("here");
-      const box = marks[here].getBoundingClientRect();
-      showTip(marks[here].dataset.tip, box.left + box.width / 2, box.bottom);
+      pinned = marks[here];
+      showPinned();
     };
     chart.addEventListener("keydown", (event) => {
       const steps = {ArrowRight: here + 1, ArrowDown: here + 1, ArrowLeft: here - 1, ArrowUp: here - 1, Home: 0, End: marks.length - 1};
