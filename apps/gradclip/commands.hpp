@@ -16,6 +16,7 @@ namespace gradclip {
 [[nodiscard]] ExitCode run_diff(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_merge(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_synth(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_report(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_doctor(Session& session, const CommandLine& line);
 
 /// How often the gradients are read to be measured: a framework's own arithmetic divides by the largest magnitude

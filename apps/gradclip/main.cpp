@@ -25,6 +25,8 @@ gradclip::ExitCode run(gradclip::Session& session, const gradclip::CommandLine& 
       return run_merge(session, line);
     case gradclip::Command::synth:
       return run_synth(session, line);
+    case gradclip::Command::report:
+      return run_report(session, line);
     case gradclip::Command::doctor:
       return run_doctor(session, line);
   }

@@ -46,8 +46,9 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64, kMerge = 128,
-                   kSynth = 256, kAll = ~0u;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64,
+                   kMerge = 128, kSynth = 256, kReport = 512;
+constexpr unsigned kAll = ~kReport;  // that work: report only draws what another found
 
 struct OptionEntry {
   std::string name;
@@ -115,8 +116,8 @@ std::int64_t num_label_tokens(const Value& value) {
 std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
-      {"output", Kind::value, Section::command, kClip | kMerge | kSynth, "OUT", "where the output goes (required)",
-       [](Line& line, const Value& v) { line.output = v.text; }},
+      {"output", Kind::value, Section::command, kClip | kMerge | kSynth | kReport, "OUT",
+       "where the output goes (required)", [](Line& line, const Value& v) { line.output = v.text; }},
       {"overwrite", Kind::flag, Section::command, kClip | kMerge | kSynth, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
       {"total-norm", Kind::value, Section::command, kClip, "X",
@@ -269,7 +270,7 @@ std::vector<OptionEntry> make_table() {
                                                      {"torch", Numerics::torch}});
        }},
       {"report", Kind::value, Section::common, kAll, "FILE",
-       "also write a report; its ending says how: .json .csv .xml",
+       "also write a report; its ending says how: .json .csv .html .xml",
        [](Line& line, const Value& v) {
          static_cast<void>(report_format(v.text));
          line.common.report = v.text;
@@ -304,9 +305,9 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
       {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
        [](Line& line, const Value& v) { line.common.progress = boolean(v); }},
-      {"quiet", Kind::flag, Section::common, kAll, "", "no text on stdout, no progress",
+      {"quiet", Kind::flag, Section::common, kAll | kReport, "", "no text on stdout, no progress",
        [](Line& line, const Value& v) { line.common.quiet = boolean(v); }},
-      {"color", Kind::value, Section::common, kAll, "WHEN", "auto (default), always or never",
+      {"color", Kind::value, Section::common, kAll | kReport, "WHEN", "auto (default), always or never",
        [](Line& line, const Value& v) {
          line.common.colour = choice<ColourChoice>(
              v, {{"auto", ColourChoice::automatic}, {"always", ColourChoice::always}, {"never", ColourChoice::never}});
@@ -328,7 +329,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 9> kCommands{{
+constexpr std::array<CommandEntry, 10> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -355,6 +356,10 @@ constexpr std::array<CommandEntry, 9> kCommands{{
      "a synthetic dump of a model's shapes",
      "Makes a dump of a model's shapes on any mesh, of any type. Its values depend on the seed, the\n"
      "parameter and the global index alone: two layouts of one seed hold the same gradient."},
+    {"report", Command::report, kReport, true, "report FILE.json -o FILE.html [options]",
+     "one HTML page of a JSON report",
+     "Makes one self-contained HTML page of a report that --report FILE.json wrote: findings, norms and\n"
+     "differences by layer, shares, what each rank holds, a table. The page loads nothing."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
@@ -374,7 +379,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens", "report"};
+constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -416,7 +421,11 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
   };
   if (command.takes_dump) {
     text += '\n';
-    entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
+    if (command.bit == kReport) {
+      entry("FILE.json", "a report");
+    } else {
+      entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
+    }
   }
   section(Section::command, {});
   section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
@@ -734,12 +743,14 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   check_sweep(line, values);
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
-  if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
+  if (command.takes_dump && line.dump.empty()) {
+    refuse_command_line(command.command == Command::report ? "FILE.json is missing" : "DUMP is missing", command.name);
+  }
   if (command.command == Command::diff && line.diff.other.empty())
     refuse_command_line("a second dump is missing: diff A B", command.name);
   if (command.command == Command::check && line.check.baseline.empty())
     refuse_command_line("--baseline FILE is missing", command.name);
-  if ((command.bit & (kClip | kMerge | kSynth)) != 0 && line.output.empty())
+  if ((command.bit & (kClip | kMerge | kSynth | kReport)) != 0 && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
   if (command.command == Command::synth && line.synth.model.empty())
     refuse_command_line("--model is missing", command.name);

@@ -55,13 +55,13 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, report, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;                     ///< clip, norms, inspect, verify, check, merge
+  std::filesystem::path dump;  ///< clip, norms, inspect, verify, check, merge; the JSON file of report
   std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep
-  std::filesystem::path output;                   ///< clip, merge, synth
+  std::filesystem::path output;                   ///< clip, merge, synth, report
   CommonOptions common;
   ScaleOptions scale;
   ClipOptions clip;           ///< numerics is common.numerics

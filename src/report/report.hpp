@@ -188,7 +188,6 @@ struct ReportContents {
   std::string producer;
   std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;
   TrainingRecord training;
-  std::vector<ReportMesh> meshes;
   std::vector<ReportPlainTensor> plain_tensors;
   bool has_checksum = false;
   std::uint64_t files_with_checksum = 0;
@@ -325,6 +324,7 @@ struct Report {
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
   std::optional<ReportReference> reference;  ///< empty where --total-norm gave the total
+  std::vector<ReportMesh> meshes;            ///< clip, norms, inspect
   std::vector<ReportGroup> groups;
   std::vector<ReportStage> stages;
   std::vector<ReportType> dtypes;

@@ -7,12 +7,28 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/manifest.hpp"
+#include "gradclip/report/html.hpp"
 #include "gradclip/report/structured_pieces.hpp"
 
 namespace gradclip {
 namespace {
 
 using Layout = JsonWriter::Layout;
+
+void write_meshes(JsonWriter& json, const std::vector<ReportMesh>& meshes) {
+  json.open_member("meshes", '[', Layout::lines);
+  for (const ReportMesh& mesh : meshes) {
+    json.open('{', Layout::one_line);
+    json.member("name", mesh.name);
+    json.member("dim_names", mesh.dim_names);
+    json.member("shape", mesh.shape);
+    json.member("ranks", mesh.ranks);
+    json.member("device_mesh", mesh.device_mesh);
+    json.member("moe_mesh", mesh.moe_mesh);
+    json.close();
+  }
+  json.close();
+}
 
 void write_contents(JsonWriter& json, const Report& report) {
   const ReportContents& contents = *report.contents;
@@ -41,18 +57,7 @@ void write_contents(JsonWriter& json, const Report& report) {
   json.member("ignore_index", training.ignore_index);
   json.member("grad_norm", training.grad_norm);
   json.close();
-  json.open_member("meshes", '[', Layout::lines);
-  for (const ReportMesh& mesh : contents.meshes) {
-    json.open('{', Layout::one_line);
-    json.member("name", mesh.name);
-    json.member("dim_names", mesh.dim_names);
-    json.member("shape", mesh.shape);
-    json.member("ranks", mesh.ranks);
-    json.member("device_mesh", mesh.device_mesh);
-    json.member("moe_mesh", mesh.moe_mesh);
-    json.close();
-  }
-  json.close();
+  write_meshes(json, report.meshes);
   json.open_member("plain_tensors", '[', Layout::lines);
   for (const ReportPlainTensor& tensor : contents.plain_tensors) {
     json.open('{', Layout::one_line);
@@ -271,12 +276,11 @@ ReportFormat report_format(const std::filesystem::path& file) {
   if (ending == ".json") return ReportFormat::json;
   if (ending == ".csv") return ReportFormat::csv;
   if (ending == ".xml") return ReportFormat::junit;
+  if (ending == ".html") return ReportFormat::html;
   ErrorText text;
   text.where = "--report " + gradclip::quoted(file.string());
-  text.expected = "a name that ends in .json, .csv or .xml";
-  if (ending == ".html") {
-    text.found = "this version does not write " + ending + " reports yet";
-  } else if (ending.empty()) {
+  text.expected = "a name that ends in .json, .csv, .html or .xml";
+  if (ending.empty()) {
     text.found = "the name has no ending to tell the format by";
   } else {
     text.found = "unknown ending " + gradclip::quoted(ending);
@@ -294,7 +298,11 @@ void write_json(const Report& report, std::ostream& out) {
   if (report.command == "clip" || report.merge) json.member("output", report.output);
   if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
-  if (report.contents) write_contents(json, report);
+  if (report.contents) {
+    write_contents(json, report);
+  } else if (report.norm) {
+    write_meshes(json, report.meshes);
+  }
   if (report.scale) {
     json.open_member("scale", '{', Layout::lines);
     json.member("label_token_divisor", report.scale->label_token_divisor);
@@ -416,6 +424,9 @@ void write(const Report& report, ReportFormat format, std::ostream& out) {
       return;
     case ReportFormat::junit:
       write_junit(report, out);
+      return;
+    case ReportFormat::html:
+      write_html(report, out);
       return;
   }
 }

@@ -11,10 +11,9 @@
 
 namespace gradclip {
 
-enum class ReportFormat : std::uint8_t { json, csv, junit };
+enum class ReportFormat : std::uint8_t { json, csv, junit, html };
 
-/// The format that a file's ending asks for. .xml is JUnit. Errors: Error(usage) for .html (not in this version) and
-/// for any other ending.
+/// The format that a file's ending asks for. .xml is JUnit. Errors: Error(usage) for any other ending.
 [[nodiscard]] ReportFormat report_format(const std::filesystem::path& file);
 
 /// The keys of docs/reports.md, in its order. What was not measured is null; what the command does not have is absent.

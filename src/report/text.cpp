@@ -319,7 +319,7 @@ std::string checksum_text(const ReportContents& contents) {
 
 void write_meshes(const Report& report, const TextStyle& style, std::ostream& out) {
   std::vector<std::vector<std::string>> rows;
-  for (const ReportMesh& mesh : report.contents->meshes) {
+  for (const ReportMesh& mesh : report.meshes) {
     if (rows.size() >= kMostRows) {
       rows.emplace_back();
       continue;
