@@ -116,6 +116,12 @@ PageDump read_dump(const JsonField& field) {
   return dump;
 }
 
+/// "underflow_to_zero" as words.
+std::string spaced(std::string key) {
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
+}
+
 PageHistogram read_histogram(const JsonField& field) {
   PageHistogram histogram;
   const JsonField exponents = field.at("exponents");
@@ -135,7 +141,7 @@ PageHistogram read_histogram(const JsonField& field) {
       cast.type = printable(type);
       const JsonField of_type = casts->member(type, counts);
       for (const auto& [what, number] : of_type.object().items()) {
-        cast.counts.emplace_back(printable(what), count(of_type.member(what, number)));
+        cast.counts.emplace_back(spaced(printable(what)), count(of_type.member(what, number)));
       }
     }
   }
@@ -350,7 +356,7 @@ void read_run(const JsonField& root, PageReport& report) {
       key = "time, " + key.substr(kSeconds.size());
       value = human_seconds(*number);
     }
-    std::replace(key.begin(), key.end(), '_', ' ');
+    key = spaced(key);
   }
 }
 

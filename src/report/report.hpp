@@ -279,7 +279,7 @@ struct Report {
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
   std::optional<ReportReference> reference;  ///< empty where --total-norm gave the total
-  std::vector<ReportMesh> meshes;                  ///< clip, norms, inspect
+  std::vector<ReportMesh> meshes;            ///< clip, norms, inspect
   std::vector<ReportGroup> groups;
   std::vector<ReportStage> stages;
   std::vector<ReportType> dtypes;
