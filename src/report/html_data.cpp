@@ -9,7 +9,6 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/json_document.hpp"
-#include "gradclip/dump/manifest.hpp"
 #include "gradclip/report/report.hpp"
 #include "gradclip/report/text.hpp"
 #include "gradclip/report/text_pieces.hpp"
@@ -22,6 +21,8 @@ using nlohmann::json;
 /// Exponents of float64 with its subnormals: 2^-1074 to 2^1023.
 constexpr std::int64_t kLowestExponent = -1074;
 constexpr std::int64_t kHighestExponent = 1023;
+/// That a dump may have.
+constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
 
 std::uint64_t count(const JsonField& field) {
   if (field.value().is_number_unsigned()) return field.value().get<std::uint64_t>();
@@ -70,9 +71,8 @@ std::vector<std::int64_t> integers(const JsonField& object, const char* key) {
 
 std::vector<std::int32_t> ranks(const JsonField& object, const char* key) {
   std::vector<std::int32_t> result;
-  each(object, key, [&](const JsonField& field) {
-    result.push_back(static_cast<std::int32_t>(field.integer(0, std::numeric_limits<std::int32_t>::max())));
-  });
+  each(object, key,
+       [&](const JsonField& field) { result.push_back(static_cast<std::int32_t>(field.integer(0, kMostRanks - 1))); });
   return result;
 }
 
@@ -109,11 +109,17 @@ PageDump read_dump(const JsonField& field) {
   if (const std::optional<JsonField> step = field.find("step")) {
     dump.step = step->integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
   }
-  dump.world_size = count(field.at("world_size"));
+  dump.world_size = static_cast<std::uint64_t>(field.at("world_size").integer(0, kMostRanks));
   dump.parameters = count(field.at("parameters"));
   dump.elements = count(field.at("elements"));
   dump.bytes = count(field.at("bytes"));
   return dump;
+}
+
+/// "underflow_to_zero" as words.
+std::string spaced(std::string key) {
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
 }
 
 PageHistogram read_histogram(const JsonField& field) {
@@ -135,7 +141,7 @@ PageHistogram read_histogram(const JsonField& field) {
       cast.type = printable(type);
       const JsonField of_type = casts->member(type, counts);
       for (const auto& [what, number] : of_type.object().items()) {
-        cast.counts.emplace_back(printable(what), count(of_type.member(what, number)));
+        cast.counts.emplace_back(spaced(printable(what)), count(of_type.member(what, number)));
       }
     }
   }
@@ -350,7 +356,7 @@ void read_run(const JsonField& root, PageReport& report) {
       key = "time, " + key.substr(kSeconds.size());
       value = human_seconds(*number);
     }
-    std::replace(key.begin(), key.end(), '_', ' ');
+    key = spaced(key);
   }
 }
 

@@ -15,6 +15,7 @@ constexpr std::size_t kWorthSearching = 6;
 }  // namespace
 
 void TableData::column(std::string_view label, Kind kind, std::string_view meaning) {
+  has_text_ = has_text_ || kind == Kind::name || kind == Kind::text || kind == Kind::status;
   constexpr std::array<std::string_view, 6> kKinds{"name", "text", "status", "number", "count", "share"};
   columns_ += fmt::format("{}[{},{},{}]", columns_.empty() ? "" : ",", script_text(label),
                           script_text(kKinds[static_cast<std::size_t>(kind)]), script_text(meaning));
@@ -54,7 +55,7 @@ void TableData::write(Markup& html) const {
     const Tag controls(html, "div", {{"class", "controls"}});
     {
       Attributes attributes;
-      if (rows_ < kWorthSearching) attributes.emplace_back("hidden", "hidden");
+      if (rows_ < kWorthSearching || !has_text_) attributes.emplace_back("hidden", "hidden");
       const Tag search(html, "label", attributes);
       html.text("Search ");
       html.empty("input", {{"type", "search"},

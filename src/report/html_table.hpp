@@ -45,6 +45,7 @@ class TableData {
   std::string data_;
   std::size_t rows_ = 0;
   bool first_cell_ = true;
+  bool has_text_ = false;  ///< there is something to search
 };
 
 }  // namespace gradclip
