@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what gradclip needs on Debian 12: compilers and libraries, and with --python the virtual environment of the
-# conformance tests (PyTorch; PyPI's x86-64 build is about 3 GB and runs on the CPU). Does nothing that is already done.
+# conformance tests (PyTorch; PyPI's x86-64 build is about 3 GB and runs on the CPU) and a headless browser. Does
+# nothing that is already done.
 #
 #   scripts/setup.sh            packages to build and run gradclip
-#   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, pytest
+#   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, safetensors, pytest; and Chromium
 #   scripts/setup.sh --cuda     also a CUDA toolkit: the installed one, or NVIDIA's wheels in build/cuda (500 MB)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +24,8 @@ for argument in "$@"; do
   esac
 done
 if $want_python || $want_cuda; then packages+=(python3 python3-venv); fi
+# The tests of the package, the manual and completion; and the browser in which they open reports.
+if $want_python; then packages+=(dpkg-dev file man-db zsh fish chromium); fi
 
 missing=()
 for package in "${packages[@]}"; do

@@ -9,9 +9,14 @@ namespace gradclip {
 
 [[nodiscard]] ExitCode run_clip(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_norms(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_sweep(Session& session, const CommandLine& line);  ///< norms --sweep
 [[nodiscard]] ExitCode run_verify(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_inspect(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_check(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_diff(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_merge(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_synth(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_report(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_doctor(Session& session, const CommandLine& line);
 
 /// How often the gradients are read to be measured: a framework's own arithmetic divides by the largest magnitude

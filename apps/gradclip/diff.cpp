@@ -12,7 +12,7 @@ ExitCode run_diff(Session& session, const CommandLine& line) {
   session.check_report_path(line.dump, {});
   session.check_report_path(line.diff.other, {});
 
-  DiffRun run = session.run_over(a, b);
+  DiffRun run = session.run_over(a, &b, "gradients are compared in host memory");
   const DiffResult result = compare_dumps(run, options);
 
   ReportRun facts = session.facts(line.common.numerics);

@@ -19,6 +19,14 @@ gradclip::ExitCode run(gradclip::Session& session, const gradclip::CommandLine& 
       return run_verify(session, line);
     case gradclip::Command::diff:
       return run_diff(session, line);
+    case gradclip::Command::check:
+      return run_check(session, line);
+    case gradclip::Command::merge:
+      return run_merge(session, line);
+    case gradclip::Command::synth:
+      return run_synth(session, line);
+    case gradclip::Command::report:
+      return run_report(session, line);
     case gradclip::Command::doctor:
       return run_doctor(session, line);
   }

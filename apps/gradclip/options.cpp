@@ -15,8 +15,10 @@
 #include <system_error>
 #include <utility>
 
+#include "command_list.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/structured.hpp"
+#include "options_sweep.hpp"
 
 namespace gradclip {
 namespace {
@@ -44,7 +46,9 @@ struct Value {
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
 enum class Section : std::uint8_t { command, scale, common };
 
-constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kAll = ~0u;
+constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64,
+                   kMerge = 128, kSynth = 256, kReport = 512;
+constexpr unsigned kAll = ~kReport;  // that work: report only draws what another found
 
 struct OptionEntry {
   std::string name;
@@ -112,9 +116,9 @@ std::int64_t num_label_tokens(const Value& value) {
 std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
-      {"output", Kind::value, Section::command, kClip, "OUT", "where the clipped dump goes (required)",
-       [](Line& line, const Value& v) { line.output = v.text; }},
-      {"overwrite", Kind::flag, Section::command, kClip, "", "replace OUT if it exists",
+      {"output", Kind::value, Section::command, kClip | kMerge | kSynth | kReport, "OUT",
+       "where the output goes (required)", [](Line& line, const Value& v) { line.output = v.text; }},
+      {"overwrite", Kind::flag, Section::command, kClip | kMerge | kSynth, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
       {"total-norm", Kind::value, Section::command, kClip, "X",
        "use this total, decimal or hexadecimal (0x1.8p+1), and skip the first pass",
@@ -123,7 +127,7 @@ std::vector<OptionEntry> make_table() {
          if (total < 0.0) refuse(v, "a number of at least 0, inf or nan");
          line.clip.total_norm = total;
        }},
-      {"verify", Kind::flag, Section::command, kClip | kNorms, "",
+      {"verify", Kind::flag, Section::command, kClip | kNorms | kCheck, "",
        "check every rank file's recorded checksum before anything else",
        [](Line& line, const Value& v) { line.verify = boolean(v); }},
       {"by", Kind::value, Section::command, kNorms, "WHAT",
@@ -148,11 +152,32 @@ std::vector<OptionEntry> make_table() {
        }},
       {"top", Kind::value, Section::command, kNorms, "N", "only the first N rows of the table",
        [](Line& line, const Value& v) { line.table.top = static_cast<std::size_t>(integer(v, 1)); }},
-      {"rtol", Kind::value, Section::command, kDiff, "R",
-       "equal when |a - b| <= A + R x |b| (default: the epsilon of the narrower type)",
-       [](Line& line, const Value& v) { line.diff.rule.relative = tolerance(v); }},
-      {"atol", Kind::value, Section::command, kDiff, "A", "the absolute part of it (default 0)",
-       [](Line& line, const Value& v) { line.diff.rule.absolute = tolerance(v); }},
+      {"histogram", Kind::flag, Section::command, kNorms, "",
+       "binary exponents, and what casts to float16, bfloat16 and float8 would lose",
+       [](Line& line, const Value& v) { line.clip.histograms = boolean(v); }},
+      {"sweep", Kind::value, Section::command, kNorms, "LIST",
+       "how often and how hard each max norm would have clipped the steps: 0.1:10, 0.1:10:COUNT or 0.5,1,2",
+       [](Line& line, const Value& v) {
+         const std::optional<std::vector<double>> max_norms = parse_sweep(v.text);
+         if (!max_norms)
+           refuse(v, "a range LOW:HIGH or LOW:HIGH:COUNT of numbers above 0, or a list of numbers, at most 1000");
+         line.sweep = *max_norms;
+       }},
+      {"baseline", Kind::value, Section::command, kCheck, "FILE", "the committed baseline (required)",
+       [](Line& line, const Value& v) { line.check.baseline = v.text; }},
+      {"update", Kind::flag, Section::command, kCheck, "", "write the baseline from this dump and say what changed",
+       [](Line& line, const Value& v) { line.check.options.update = boolean(v); }},
+      {"allow-nonfinite", Kind::flag, Section::command, kCheck, "",
+       "compare, and with --update write, NaN and infinities like other counts",
+       [](Line& line, const Value& v) { line.check.options.allow_nonfinite = boolean(v); }},
+      {"rtol", Kind::value, Section::command, kDiff | kCheck, "R",
+       "equal when |a - b| <= A + R x |b| (default: the narrower type's epsilon; check: the baseline's)",
+       [](Line& line, const Value& v) { line.diff.rule.relative = line.check.options.relative = tolerance(v); }},
+      {"atol", Kind::value, Section::command, kDiff | kCheck, "A", "the absolute part of it",
+       [](Line& line, const Value& v) {
+         line.check.options.absolute = tolerance(v);
+         line.diff.rule.absolute = *line.check.options.absolute;
+       }},
       {"ulp", Kind::value, Section::command, kDiff, "N",
        "in place of both: equal when at most N numbers of the type apart",
        [](Line& line, const Value& v) { line.diff.rule.ulps = static_cast<std::uint64_t>(integer(v, 0)); }},
@@ -160,19 +185,50 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
       {"map", Kind::value, Section::command, kDiff, "FILE", "names of A as B has them: lines of 'old-regex -> new'",
        [](Line& line, const Value& v) { line.diff.map = v.text; }},
-      {"only", Kind::value, Section::command, kDiff, "REGEX", "only parameters of which it matches a name",
-       [](Line& line, const Value& v) { line.diff.only = v.text; }},
+      {"only", Kind::value, Section::command, kDiff | kMerge, "REGEX", "only parameters of which it matches a name",
+       [](Line& line, const Value& v) {
+         line.diff.only = v.text;
+         line.merge.only = v.text;
+       }},
+      {"safetensors", Kind::flag, Section::command, kMerge, "", "OUT is a safetensors file instead of a dump",
+       [](Line& line, const Value& v) {
+         line.merge.format = boolean(v) ? MergeFormat::safetensors : MergeFormat::dump;
+       }},
       {"max-elements", Kind::value, Section::command, kDiff, "N",
        "also the N worst elements of each parameter, with both values",
        [](Line& line, const Value& v) {
          line.diff.max_elements = static_cast<std::size_t>(integer(v, 0, kMostWorstElements));
        }},
+      {"model", Kind::value, Section::command, kSynth, "MODEL",
+       "llama-8b, llama-70b, moe-tiny or a description file (required)",
+       [](Line& line, const Value& v) { line.synth.model = v.text; }},
+      {"mesh", Kind::value, Section::command, kSynth, "SIZES", "of the job: pp=2,dp_shard=2,tp=2 (default dp_shard=1)",
+       [](Line& line, const Value& v) { line.synth.mesh = parse_mesh_sizes(v.text); }},
+      {"dtype", Kind::value, Section::command, kSynth, "TYPE", "of the gradients (default bfloat16)",
+       [](Line& line, const Value& v) {
+         const std::optional<DType> dtype = parse_dtype(v.text);
+         if (!dtype) refuse(v, fmt::format("one of {}", dtype_names()));
+         line.synth.dtype = *dtype;
+       }},
+      {"seed", Kind::value, Section::command, kSynth, "N", "of the values (default 0)",
+       [](Line& line, const Value& v) { line.synth.seed = static_cast<std::uint64_t>(integer(v, 0)); }},
+      {"layers", Kind::value, Section::command, kSynth, "N", "cut the model down to its first N layers",
+       [](Line& line, const Value& v) { line.synth.layers = integer(v, 1); }},
+      {"scale", Kind::value, Section::command, kSynth, "S", "largest standard deviation of a parameter (default 0.01)",
+       [](Line& line, const Value& v) {
+         line.synth.scale = number(v, "a number above 0");
+         if (!(line.synth.scale > 0.0) || std::isinf(line.synth.scale)) refuse(v, "a number above 0");
+       }},
+      {"inject", Kind::value, Section::command, kSynth, "WHAT",
+       "one wrong element: nan, inf or replica, then :PARAMETER and :RANK if wanted",
+       [](Line& line, const Value& v) { line.synth.injection = parse_injection(v.text); }},
 
-      {"max-norm", Kind::value, Section::scale, kClip | kNorms, "X", "clip to this total norm; inf never clips",
+      {"max-norm", Kind::value, Section::scale, kClip | kNorms | kCheck, "X",
+       "clip to this total norm; inf never clips",
        [](Line& line, const Value& v) { line.scale.max_norm = max_norm(v); }},
-      {"no-clip", Kind::flag, Section::scale, kClip | kNorms, "", "clip nothing, whatever was recorded",
+      {"no-clip", Kind::flag, Section::scale, kClip | kNorms | kCheck, "", "clip nothing, whatever was recorded",
        [](Line& line, const Value& v) { line.scale.no_clip = boolean(v); }},
-      {"nonfinite", Kind::value, Section::scale, kClip | kNorms, "POLICY",
+      {"nonfinite", Kind::value, Section::scale, kClip | kNorms | kCheck, "POLICY",
        "a total that is NaN or inf: propagate (default), error, skip or zero",
        [](Line& line, const Value& v) {
          line.clip.nonfinite = choice<NonfinitePolicy>(v, {{"propagate", NonfinitePolicy::propagate},
@@ -180,24 +236,27 @@ std::vector<OptionEntry> make_table() {
                                                            {"skip", NonfinitePolicy::skip},
                                                            {"zero", NonfinitePolicy::zero}});
        }},
-      {"no-scale", Kind::flag, Section::scale, kClip | kNorms, "", "leave out the division by tokens and experts",
+      {"no-scale", Kind::flag, Section::scale, kClip | kNorms | kCheck, "",
+       "leave out the division by tokens and experts",
        [](Line& line, const Value& v) { line.clip.no_scale = boolean(v); }},
-      {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms, "N", "label tokens of the step, in all",
+      {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
+       "label tokens of the step, in all",
        [](Line& line, const Value& v) { line.scale.num_label_tokens = num_label_tokens(v); }},
-      {"dp-group-size", Kind::value, Section::scale, kClip | kNorms, "N", "size of the data-parallel group",
+      {"dp-group-size", Kind::value, Section::scale, kClip | kNorms | kCheck, "N", "size of the data-parallel group",
        [](Line& line, const Value& v) { line.scale.dp_group_size = integer(v, 1); }},
-      {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms, "N", "factor of the expert divisor",
+      {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
+       "factor of the expert divisor",
        [](Line& line, const Value& v) { line.scale.expert_tp_replication_factor = integer(v, 1); }},
-      {"pp", Kind::toggle, Section::scale, kClip | kNorms | kVerify, "",
+      {"pp", Kind::toggle, Section::scale, kClip | kNorms | kCheck | kVerify, "",
        "whether the step ran with pipeline parallelism",
        [](Line& line, const Value& v) { line.scale.pp = boolean(v); }},
-      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kVerify, "NAME",
+      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
        "pipeline dimension of the device mesh", [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
-      {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kVerify, "NAME", "expert dimension of the MoE mesh",
-       [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
-      {"foreach", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
+      {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
+       "expert dimension of the MoE mesh", [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
+      {"foreach", Kind::toggle, Section::scale, kClip | kNorms | kCheck, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.foreach = boolean(v); }},
-      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kClip | kNorms, "", "as the step passed it",
+      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kClip | kNorms | kCheck, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.use_torch_clip_grad_norm = boolean(v); }},
 
       {"norm-type", Kind::value, Section::common, kAll, "P", "p of the p-norm: a number above 0, or inf",
@@ -210,7 +269,8 @@ std::vector<OptionEntry> make_table() {
                                                      {"automodel-cpu", Numerics::automodel_cpu},
                                                      {"torch", Numerics::torch}});
        }},
-      {"report", Kind::value, Section::common, kAll, "FILE", "also write a report; its ending says how: .json .csv",
+      {"report", Kind::value, Section::common, kAll, "FILE",
+       "also write a report; its ending says how: .json .csv .html .xml",
        [](Line& line, const Value& v) {
          static_cast<void>(report_format(v.text));
          line.common.report = v.text;
@@ -234,20 +294,20 @@ std::vector<OptionEntry> make_table() {
          line.common.memory_budget = parse_size(v.text);
          if (!line.common.memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
-      {"device-memory-budget", Kind::value, Section::common, kClip | kNorms, "SIZE",
+      {"device-memory-budget", Kind::value, Section::common, kClip | kNorms | kCheck, "SIZE",
        "of each process on its device (default: half of what is free, divided by the processes on it)",
        [](Line& line, const Value& v) {
          line.common.device_memory_budget = parse_size(v.text);
          if (!line.common.device_memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
-      {"offload", Kind::flag, Section::common, kClip | kNorms, "",
+      {"offload", Kind::flag, Section::common, kClip | kNorms | kCheck, "",
        "one model part at a time on the device, the others in host memory",
        [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
       {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
        [](Line& line, const Value& v) { line.common.progress = boolean(v); }},
-      {"quiet", Kind::flag, Section::common, kAll, "", "no text on stdout, no progress",
+      {"quiet", Kind::flag, Section::common, kAll | kReport, "", "no text on stdout, no progress",
        [](Line& line, const Value& v) { line.common.quiet = boolean(v); }},
-      {"color", Kind::value, Section::common, kAll, "WHEN", "auto (default), always or never",
+      {"color", Kind::value, Section::common, kAll | kReport, "WHEN", "auto (default), always or never",
        [](Line& line, const Value& v) {
          line.common.colour = choice<ColourChoice>(
              v, {{"auto", ColourChoice::automatic}, {"always", ColourChoice::always}, {"never", ColourChoice::never}});
@@ -269,13 +329,13 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 6> kCommands{{
+constexpr std::array<CommandEntry, 10> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
     {"norms", Command::norms, kNorms, true, "norms DUMP [options]", "the same statistics, writes no gradients",
      "Measures the scaled gradients of a recorded step: a table by parameter, the total, what each\n"
-     "recorded rank saw. Writes no gradients."},
+     "recorded rank saw. With --sweep it takes the dumps of several steps. Writes no gradients."},
     {"inspect", Command::inspect, kInspect, true, "inspect DUMP [options]", "what is in a dump; reads no gradient data",
      "Shows what is in a dump: meshes, placements, sizes, training numbers. Reads the manifest only."},
     {"verify", Command::verify, kVerify, true, "verify DUMP [options]", "everything that is wrong with a dump",
@@ -285,9 +345,33 @@ constexpr std::array<CommandEntry, 6> kCommands{{
     {"diff", Command::diff, kDiff, true, "diff A B [options]", "compares two dumps, whatever their layouts",
      "Compares the gradients of two dumps in global coordinates: two layouts, two frameworks, two steps.\n"
      "Names the first parameter that differs, and a constant ratio as what it is. Exits 1 if anything differs."},
+    {"check", Command::check, kCheck, true, "check DUMP --baseline FILE [--update] [options]",
+     "norms and findings against a committed baseline",
+     "Measures a dump as norms does and compares it with a baseline file: counts exactly, norms within tolerances.\n"
+     "Exits 1 if anything regressed, if there is no baseline yet, and for NaN and infinities in any case."},
+    {"merge", Command::merge, kMerge, true, "merge DUMP -o OUT [options]", "full tensors, one for each parameter",
+     "Puts the shards of every parameter together and writes the full tensors: into OUT, a dump of one\n"
+     "rank, or a safetensors file. Raw values: nothing is scaled."},
+    {"synth", Command::synth, kSynth, false, "synth -o OUT --model MODEL [options]",
+     "a synthetic dump of a model's shapes",
+     "Makes a dump of a model's shapes on any mesh, of any type. Its values depend on the seed, the\n"
+     "parameter and the global index alone: two layouts of one seed hold the same gradient."},
+    {"report", Command::report, kReport, true, "report FILE.json -o FILE.html [options]",
+     "one HTML page of a JSON report",
+     "Makes one self-contained HTML page of a report that --report FILE.json wrote: findings, norms and\n"
+     "differences by layer, shares, what each rank holds, a table. The page loads nothing."},
     {"doctor", Command::doctor, kDoctor, false, "doctor [options]", "what this build and this machine offer",
      "Shows what this build and this machine offer: versions, processor, memory, communicators."},
 }};
+
+/// What every command answers by itself.
+const std::vector<OptionDescription>& universal_options() {
+  static const std::vector<OptionDescription> options{
+      {.name = "config", .metavar = "FILE.json", .help = "options from a file, long names as keys", .common = true},
+      {.name = "version", .help = "print the version", .common = true},
+      {.name = "help", .letter = "h", .help = "print this", .common = true}};
+  return options;
+}
 
 constexpr std::string_view kOutro =
     "Options also come from the environment (GRADCLIP_MAX_NORM=1 for --max-norm 1) and from --config;\n"
@@ -295,7 +379,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"check", "accumulate", "tokens", "merge", "synth", "report"};
+constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
@@ -337,15 +421,46 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
   };
   if (command.takes_dump) {
     text += '\n';
-    entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
+    if (command.bit == kReport) {
+      entry("FILE.json", "a report");
+    } else {
+      entry(command.bit == kDiff ? "A, B" : "DUMP", "directory with manifest.json and rank files");
+    }
   }
   section(Section::command, {});
   section(Section::scale, "Scaling and clipping (default: what the dump recorded)");
   section(Section::common, "Common");
-  entry("--config FILE.json", "options from a file, long names as keys");
-  entry("--version", "print the version");
-  entry("-h, --help", "print this");
+  for (const OptionDescription& option : universal_options()) {
+    entry((option.letter.empty() ? "" : "-" + option.letter + ", ") + "--" + option.name +
+              (option.metavar.empty() ? "" : " " + option.metavar),
+          option.help);
+  }
   return text + '\n' + std::string(kOutro);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The same for shells and the manual
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The values that an option takes by name. They stand in one place, and its refusal of any other value lists them.
+std::vector<std::string> choices_of(const OptionEntry& option) {
+  constexpr std::string_view kOneOf = "one of ", kComma = ", ";
+  std::vector<std::string> choices;
+  if (option.kind != Kind::value) return choices;
+  try {
+    CommandLine scratch;
+    option.apply(scratch, {"?", "--" + option.name, Level::command_line});
+  } catch (const Error& error) {
+    std::string_view names = error.text().expected;
+    if (!names.starts_with(kOneOf)) return choices;
+    names.remove_prefix(kOneOf.size());
+    for (std::size_t end; (end = names.find(kComma)) != std::string_view::npos;) {
+      choices.emplace_back(names.substr(0, end));
+      names.remove_prefix(end + kComma.size());
+    }
+    choices.emplace_back(names);
+  }
+  return choices;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -365,7 +480,8 @@ using Values = std::map<std::string, Value, std::less<>>;  // by option name, wi
 struct Arguments {
   Values values;
   std::string dump;
-  std::string other;  ///< diff
+  std::vector<std::string> more_dumps;  ///< norms
+  std::string other;                    ///< diff
   std::optional<std::string> config;
   bool help = false;
   bool version = false;
@@ -379,6 +495,7 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   app.set_help_flag("-h,--help");
   app.add_flag("--version", arguments.version);
   if (command.takes_dump) app.add_option("DUMP", arguments.dump);
+  if (command.command == Command::norms) app.add_option("MORE", arguments.more_dumps);
   if (command.command == Command::diff) app.add_option("B", arguments.other);
   std::string config;
   CLI::Option* config_option = app.add_option("--config", config)->take_last();
@@ -527,6 +644,21 @@ void settle_clipping(Values& values) {
   values.erase(limit->second.level < none->second.level ? none : limit);
 }
 
+/// What a sweep does not show is not measured either; and one dump is not several steps.
+void check_sweep(CommandLine& line, const Values& values) {
+  if (line.sweep.empty()) {
+    if (line.more_dumps.empty()) return;
+    refuse_command_line(
+        fmt::format("{} dumps without --sweep, which alone takes more than one", line.more_dumps.size() + 1), "norms");
+  }
+  for (const std::string_view name : {"by", "depth", "histogram", "max-norm", "no-clip", "sort", "top"}) {
+    const auto value = values.find(name);
+    if (value == values.end() || value->second.level != Level::command_line) continue;
+    refuse_command_line(fmt::format("--sweep and {} are both given", value->second.origin), "norms");
+  }
+  line.clip.histograms = false;
+}
+
 const CommandEntry& find_command(std::string_view name) {
   for (const CommandEntry& command : kCommands) {
     if (command.name == name) return command;
@@ -566,6 +698,17 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     line.answer = version_text();
     return line;
   }
+  if (words[0] == "--print-man") {
+    line.answer = manual_page();
+    return line;
+  }
+  if (words[0] == "--print-completion") {
+    if (words.size() != 2 || (words[1] != "bash" && words[1] != "zsh" && words[1] != "fish")) {
+      refuse_command_line("--print-completion is for one of bash, zsh, fish", {});
+    }
+    line.answer = completion_script(words[1]);
+    return line;
+  }
   if (words[0].starts_with('-')) refuse_command_line("options come after the command", {});
   const CommandEntry& command = find_command(words[0]);
   words.erase(words.begin());
@@ -587,6 +730,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
 
   line.command = command.command;
   line.dump = arguments.dump;
+  line.more_dumps.assign(arguments.more_dumps.begin(), arguments.more_dumps.end());
   line.diff.other = arguments.other;
   for (const OptionEntry& option : table) {
     const auto value = values.find(option.name);
@@ -596,13 +740,20 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
       depth != values.end() && line.table.by != ViewBy::module && depth->second.level == Level::command_line) {
     refuse(depth->second, "--by module beside it, whose levels it counts");
   }
+  check_sweep(line, values);
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
-  if (command.takes_dump && line.dump.empty()) refuse_command_line("DUMP is missing", command.name);
+  if (command.takes_dump && line.dump.empty()) {
+    refuse_command_line(command.command == Command::report ? "FILE.json is missing" : "DUMP is missing", command.name);
+  }
   if (command.command == Command::diff && line.diff.other.empty())
     refuse_command_line("a second dump is missing: diff A B", command.name);
-  if (command.command == Command::clip && line.output.empty())
+  if (command.command == Command::check && line.check.baseline.empty())
+    refuse_command_line("--baseline FILE is missing", command.name);
+  if ((command.bit & (kClip | kMerge | kSynth | kReport)) != 0 && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
+  if (command.command == Command::synth && line.synth.model.empty())
+    refuse_command_line("--model is missing", command.name);
   return line;
 }
 
@@ -621,6 +772,27 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
   check_step(step, ExitCode::bad_input);  // the command line's own numbers were checked when they were read
   return step;
+}
+
+std::vector<CommandDescription> describe_commands() {
+  const std::vector<OptionEntry> table = make_table();
+  std::vector<CommandDescription> commands;
+  for (const CommandEntry& command : kCommands) {
+    CommandDescription& described = commands.emplace_back();
+    described.name = command.name;
+    described.usage = command.usage;
+    described.summary = command.summary;
+    described.description = command.description;
+    described.takes_dump = command.takes_dump;
+    for (const OptionEntry& option : table) {
+      if ((option.commands & command.bit) == 0) continue;
+      described.options.push_back({option.name, option.name == "output" ? "o" : "", option.metavar, option.help,
+                                   option.kind == Kind::toggle, option.section == Section::scale,
+                                   option.section == Section::common, choices_of(option)});
+    }
+    described.options.insert(described.options.end(), universal_options().begin(), universal_options().end());
+  }
+  return commands;
 }
 
 std::string cli11_version() {

@@ -13,8 +13,11 @@
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/report/text.hpp"
+#include "gradclip/synth/synthesize.hpp"
 #include "machine.hpp"
+#include "options_check.hpp"
 #include "options_diff.hpp"
+#include "options_merge.hpp"
 
 namespace gradclip {
 
@@ -52,17 +55,22 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, report, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;    ///< clip, norms, inspect, verify
-  std::filesystem::path output;  ///< clip
+  std::filesystem::path dump;  ///< clip, norms, inspect, verify, check, merge; the JSON file of report
+  std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep
+  std::filesystem::path output;                   ///< clip, merge, synth, report
   CommonOptions common;
   ScaleOptions scale;
-  ClipOptions clip;    ///< numerics is common.numerics
-  TableOptions table;  ///< norms
-  DiffLine diff;       ///< diff, whose A is `dump`
+  ClipOptions clip;           ///< numerics is common.numerics
+  TableOptions table;         ///< norms
+  std::vector<double> sweep;  ///< norms: max_norms; empty: no sweep
+  DiffLine diff;              ///< diff, whose A is `dump`
+  CheckLine check;            ///< check
+  MergeLine merge;            ///< merge
+  SynthOptions synth;         ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

@@ -13,9 +13,15 @@
 namespace gradclip {
 namespace {
 
-[[noreturn]] void fail(const std::filesystem::path& path, std::string_view doing, int error_number) {
+/// A file as messages call it: "report 'FILE'".
+struct Named {
+  std::string_view what;
+  const std::filesystem::path& path;
+};
+
+[[noreturn]] void fail(const Named& file, std::string_view doing, int error_number) {
   throw Error(ExitCode::resources,
-              {.where = "report " + gradclip::quoted(path.string()),
+              {.where = std::string(file.what) + " " + gradclip::quoted(file.path.string()),
                .found = "cannot " + std::string(doing) + ": " + std::generic_category().message(error_number),
                .expected = {},
                .advice = {}});
@@ -42,7 +48,7 @@ class NewFile {
   bool kept_ = false;
 };
 
-void fill(int descriptor, const std::filesystem::path& path, const std::function<void(std::ostream&)>& write) {
+void fill(int descriptor, const Named& named, const std::function<void(std::ostream&)>& write) {
   DescriptorBuffer buffer(descriptor);
   std::ostream out(&buffer);
   out.exceptions(std::ios::badbit);
@@ -50,7 +56,7 @@ void fill(int descriptor, const std::filesystem::path& path, const std::function
     write(out);
     out.flush();
   } catch (const std::system_error& error) {
-    fail(path, "write", error.code().value());
+    fail(named, "write", error.code().value());
   }
 }
 
@@ -97,27 +103,29 @@ void DescriptorBuffer::write_out(const char* text, std::size_t size) {
   }
 }
 
-void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write) {
+void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write,
+                      std::string_view what) {
+  const Named named{what, path};
   std::error_code ignored;
   std::filesystem::path target = std::filesystem::canonical(path, ignored);
   if (ignored) target = path;
   const std::filesystem::file_type type = std::filesystem::status(target, ignored).type();
   if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found) {
     const int descriptor = ::open(target.c_str(), O_WRONLY | O_CLOEXEC);
-    if (descriptor < 0) fail(path, "open", errno);
+    if (descriptor < 0) fail(named, "open", errno);
     NewFile file(target, descriptor);
     file.keep();
-    fill(descriptor, path, write);
+    fill(descriptor, named, write);
     return;
   }
   std::filesystem::path temporary = target;
   temporary.replace_filename("." + target.filename().string() + ".tmp-" + std::to_string(::getpid()));
   const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail(path, "create", errno);
+  if (descriptor < 0) fail(named, "create", errno);
   NewFile file(temporary, descriptor);
-  fill(descriptor, path, write);
-  if (!file.close()) fail(path, "write", errno);
-  if (::rename(temporary.c_str(), target.c_str()) != 0) fail(path, "rename", errno);
+  fill(descriptor, named, write);
+  if (!file.close()) fail(named, "write", errno);
+  if (::rename(temporary.c_str(), target.c_str()) != 0) fail(named, "rename", errno);
   file.keep();
 }
 

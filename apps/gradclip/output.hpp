@@ -7,6 +7,7 @@
 #include <iosfwd>
 #include <streambuf>
 #include <string>
+#include <string_view>
 
 namespace gradclip {
 
@@ -30,7 +31,8 @@ class DescriptorBuffer : public std::streambuf {
 
 /// Has `write` fill the file: a temporary one beside it, then renamed. A symlink's target is replaced, not the link;
 /// devices and pipes are written straight. Errors: Error(resources) with `path` and the system's reason; no file is
-/// left.
-void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write);
+/// left. @param what  the file is, for messages
+void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write,
+                      std::string_view what = "report");
 
 }  // namespace gradclip

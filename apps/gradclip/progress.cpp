@@ -18,6 +18,7 @@ constexpr std::chrono::milliseconds kLineInterval{10'000};
 
 void Progress::begin(double total_bytes) {
   total_bytes_ = total_bytes;
+  done_bytes_ = 0;
   start_ = std::chrono::steady_clock::now();
   next_milliseconds_ = mode_ == Mode::moving ? kMovingInterval.count() : kLineInterval.count();
 }

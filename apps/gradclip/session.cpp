@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <ostream>
 #include <string_view>
@@ -30,6 +31,18 @@ bool is_set(const Environment& environment, const char* name) {
   return value != nullptr && *value != '\0';
 }
 
+/// Whether the locale's characters are UTF-8, by the variables that tell: the first that is set counts.
+bool speaks_utf8(const Environment& environment) {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    if (!is_set(environment, name)) continue;
+    std::string locale(environment(name));
+    std::transform(locale.begin(), locale.end(), locale.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
 /// Open MPI gives every process a terminal for stdout, wherever mpirun's own goes.
 TextStyle style_of(const CommonOptions& options, const Launch& launch, const Environment& environment) {
   const bool terminal = launch.launcher == Launcher::none && isatty(STDOUT_FILENO) == 1;
@@ -49,6 +62,7 @@ TextStyle style_of(const CommonOptions& options, const Launch& launch, const Env
       style.colour = !is_set(environment, "NO_COLOR") && !dumb && (terminal || forced);
     }
   }
+  style.unicode = speaks_utf8(environment);
   winsize size{};
   if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) style.width = size.ws_col;
   return style;
@@ -93,11 +107,16 @@ bool is_inside(const std::filesystem::path& path, const std::filesystem::path& d
   return end == directory.end();
 }
 
-[[noreturn]] void refuse_report(const std::filesystem::path& path, std::string found, std::string expected) {
-  throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(path.string()),
+[[noreturn]] void refuse_path(const std::string& option, const std::filesystem::path& path, std::string found,
+                              std::string expected) {
+  throw Error(ExitCode::usage, {.where = option + " " + gradclip::quoted(path.string()),
                                 .found = std::move(found),
                                 .expected = std::move(expected),
                                 .advice = {}});
+}
+
+[[noreturn]] void refuse_test_results(const std::filesystem::path& path, const std::string& command) {
+  refuse_path("--report", path, command + " has nothing that passes or fails", "a name that ends in .json or .csv");
 }
 
 }  // namespace
@@ -173,17 +192,23 @@ Run Session::run_over(DumpReader& dump, int passes) {
   }
   Backend& device = *backend().backend;
   stream.device_memory_budget = device_memory_budget_;
+  if (stream_) {
+    const StreamTimes times = stream_->times();
+    earlier_times_ = {earlier_times_.read + times.read, earlier_times_.compute + times.compute,
+                      earlier_times_.write + times.write};
+  }
   stream_ = std::make_unique<ShardStream>(device, stream);
   if (passes == 1) stream_->storage().keep_no_more();
   return Run{dump, device, comm(), std::move(plan), *stream_};
 }
 
-DiffRun Session::run_over(DumpReader& a, DumpReader& b) {
+DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
   backend_ = make_backend(DeviceChoice::cpu);
-  backend_->reason = "gradients are compared in host memory";
+  backend_->reason = why;
   nccl_.reason = backend_->reason;
   double mine = 0.0;
-  for (DumpReader* dump : {&a, &b}) {
+  for (DumpReader* dump : {&a, b}) {
+    if (dump == nullptr) continue;
     limit_open_files(*dump, memory_budget_ / 8);
     const WorkPlan plan = plan_work(dump->manifest(), comm_.size());
     const std::vector<double> bytes = bytes_by_rank(dump->manifest());
@@ -191,7 +216,7 @@ DiffRun Session::run_over(DumpReader& a, DumpReader& b) {
       mine += bytes[static_cast<std::size_t>(rank)];
     }
   }
-  DiffRun run{{&a, &b}, comm(), threads_, memory_budget_, {}};
+  DiffRun run{{&a, b}, comm(), threads_, memory_budget_, {}};
   if (speaks()) {
     progress_.begin(mine);
     run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
@@ -205,21 +230,27 @@ void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {
 }
 
 void Session::check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const {
-  if (!options_.report) return;
-  const std::filesystem::path& path = *options_.report;
+  if (options_.report) check_written_path("--report", *options_.report, dump, output);
+}
+
+void Session::check_written_path(const std::string& option, const std::filesystem::path& path,
+                                 const std::filesystem::path& dump, const std::filesystem::path& output) {
+  const auto refuse = [&](std::string found, std::string expected) {
+    refuse_path(option, path, std::move(found), std::move(expected));
+  };
   std::error_code error;
-  const std::filesystem::path report = std::filesystem::weakly_canonical(path, error);
-  if (error) refuse_report(path, error.message(), "a file that can be written");
+  const std::filesystem::path file = std::filesystem::weakly_canonical(path, error);
+  if (error) refuse(error.message(), "a file that can be written");
   const std::filesystem::path input = std::filesystem::canonical(dump, error);
-  if (!error && is_inside(report, input)) refuse_report(path, "it lies inside the input dump", "a file elsewhere");
-  if (std::filesystem::is_directory(report, error)) refuse_report(path, "it is a directory", "a file's name");
+  if (!error && is_inside(file, input)) refuse("it lies inside the input dump", "a file elsewhere");
+  if (std::filesystem::is_directory(file, error)) refuse("it is a directory", "a file's name");
   if (!output.empty()) {
     const std::filesystem::path clipped = std::filesystem::weakly_canonical(output, error);
-    if (report == clipped) refuse_report(path, "it is the output dump", "a file's name");
-    if (is_inside(report, clipped)) refuse_report(path, "it lies inside the output dump", "a file elsewhere");
+    if (file == clipped) refuse("it is the output dump", "a file's name");
+    if (is_inside(file, clipped)) refuse("it lies inside the output dump", "a file elsewhere");
   }
-  if (!std::filesystem::is_directory(report.parent_path(), error)) {
-    refuse_report(path, "its directory does not exist", "a file in an existing directory");
+  if (!std::filesystem::is_directory(file.parent_path(), error)) {
+    refuse("its directory does not exist", "a file in an existing directory");
   }
 }
 
@@ -228,7 +259,12 @@ ReportRun Session::facts(Numerics numerics) {
   const BackendDescription device = backend().backend->describe();
   const CommunicatorDescription communicator = comm().describe();
   const bool on_device = device.working_space == MemorySpace::device;
-  const StreamTimes times = stream_ ? stream_->times() : StreamTimes{};
+  StreamTimes times = earlier_times_;
+  if (stream_) {
+    times.read += stream_->times().read;
+    times.compute += stream_->times().compute;
+    times.write += stream_->times().write;
+  }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   struct Mine {
     std::uint64_t memory_peak, device_peak, device_budget;
@@ -278,6 +314,7 @@ void Session::publish(const Report& report,
   if (!speaks()) return;
   if (options_.report) {
     const ReportFormat format = report_format(*options_.report);
+    if (format == ReportFormat::junit && report.contents) refuse_test_results(*options_.report, report.command);
     write_report_file([&](std::ostream& out) { write(report, format, out); });
   }
   if (options_.format == OutputFormat::json) {
@@ -290,10 +327,10 @@ void Session::publish(const Report& report,
 void Session::publish(const FactSheet& sheet) const {
   if (!speaks()) return;
   if (options_.report) {
-    if (report_format(*options_.report) != ReportFormat::json) {
-      refuse_report(*options_.report, sheet.command + " has no table of parameters", "a name that ends in .json");
-    }
-    write_report_file([&](std::ostream& out) { write_json(sheet, out); });
+    const ReportFormat format = report_format(*options_.report);
+    if (format == ReportFormat::junit) refuse_test_results(*options_.report, sheet.command);
+    write_report_file(
+        [&](std::ostream& out) { format == ReportFormat::csv ? write_csv(sheet, out) : write_json(sheet, out); });
   }
   if (options_.format == OutputFormat::json) {
     write_stdout([&](std::ostream& out) { write_json(sheet, out); });

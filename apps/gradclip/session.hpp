@@ -58,12 +58,18 @@ class Session {
   /// @param passes  over the gradients: for the progress line, and because one alone keeps nothing
   [[nodiscard]] Run run_over(DumpReader& dump, int passes);
 
-  /// The same for a comparison of two dumps, which works in host memory.
-  [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader& b);
+  /// The same for work in global coordinates, which is done in host memory.
+  /// @param b  null: there is one dump alone
+  /// @param why  it is: a sentence
+  [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader* b, const char* why);
 
   /// Refuses a --report that cannot be written at the end, before the work begins.
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.
   void check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const;
+
+  /// The same for any file that will be written. @param option  that names it
+  static void check_written_path(const std::string& option, const std::filesystem::path& path,
+                                 const std::filesystem::path& dump, const std::filesystem::path& output = {});
 
   /// How the run went so far. Collective.
   [[nodiscard]] ReportRun facts(Numerics numerics);
@@ -97,6 +103,7 @@ class Session {
   ChosenCommunicator nccl_;
   Progress progress_;
   std::unique_ptr<ShardStream> stream_;
+  StreamTimes earlier_times_;  ///< of the streams before it
 };
 
 }  // namespace gradclip

@@ -1,7 +1,6 @@
 #include "gradclip/analysis/block_comparison.hpp"
 
 #include <algorithm>
-#include <map>
 
 #include "gradclip/backend/reduction.hpp"
 #include "gradclip/base/worker_pool.hpp"
@@ -19,21 +18,6 @@ struct TravellingElement {
   std::uint64_t pair = 0;
   WorstElement element;
 };
-
-/// Whether every copy of the side's pieces is what the counted copy is, as far as fingerprints tell.
-bool copies_agree(const std::vector<ComparedPiece>& pieces) {
-  std::map<std::pair<std::uint32_t, std::uint32_t>, const ComparedPiece*> counted;  // by addend and where they begin
-  for (const ComparedPiece& piece : pieces) {
-    if (piece.header.copy == 0) counted[{piece.header.addend, piece.runs.front().offset}] = &piece;
-  }
-  return std::all_of(pieces.begin(), pieces.end(), [&](const ComparedPiece& piece) {
-    if (piece.header.copy == 0) return true;
-    const auto found = counted.find({piece.header.addend, piece.runs.front().offset});
-    if (found == counted.end() || found->second->runs != piece.runs) return false;
-    const PieceHeader& other = found->second->header;
-    return other.none == piece.header.none && (other.none != 0 || other.fingerprint == piece.header.fingerprint);
-  });
-}
 
 }  // namespace
 

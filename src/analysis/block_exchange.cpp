@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 
 #include "gradclip/backend/reduction.hpp"
 #include "gradclip/base/worker_pool.hpp"
@@ -21,18 +22,32 @@ std::size_t round_bytes(std::size_t memory_budget) {
 
 }  // namespace
 
+bool copies_agree(const std::vector<ComparedPiece>& pieces) {
+  std::map<std::pair<std::uint32_t, std::uint32_t>, const ComparedPiece*> counted;  // by addend and where they begin
+  for (const ComparedPiece& piece : pieces) {
+    if (piece.header.copy == 0) counted[{piece.header.addend, piece.runs.front().offset}] = &piece;
+  }
+  return std::all_of(pieces.begin(), pieces.end(), [&](const ComparedPiece& piece) {
+    if (piece.header.copy == 0) return true;
+    const auto found = counted.find({piece.header.addend, piece.runs.front().offset});
+    if (found == counted.end() || found->second->runs != piece.runs) return false;
+    const PieceHeader& other = found->second->header;
+    return other.none == piece.header.none && (other.none != 0 || other.fingerprint == piece.header.fingerprint);
+  });
+}
+
 BlockExchange::BlockExchange(DiffRun& run, const std::vector<ComparedPair>& pairs, bool all_copies)
-    : run_(run),
-      pairs_(pairs),
-      all_copies_(all_copies),
-      plans_{plan_work(run.dumps[0]->manifest(), run.comm.size()),
-             plan_work(run.dumps[1]->manifest(), run.comm.size())} {}
+    : run_(run), pairs_(pairs), all_copies_(all_copies) {
+  for (const DumpReader* dump : run.dumps) {
+    if (dump != nullptr) plans_.push_back(plan_work(dump->manifest(), run.comm.size()));
+  }
+}
 
 std::size_t BlockExchange::bytes_per_element(const ComparedPair& pair) const {
-  const auto side = [this](const ComparedTensor& tensor) {
-    return size_of(tensor.dtype) * tensor.addends * (all_copies_ ? tensor.copies : 1);
+  const auto side = [this](const std::optional<ComparedTensor>& tensor) {
+    return tensor ? size_of(tensor->dtype) * tensor->addends * (all_copies_ ? tensor->copies : 1) : 0;
   };
-  return side(*pair.a) + side(*pair.b);
+  return side(pair.a) + side(pair.b);
 }
 
 std::uint64_t BlockExchange::block_elements(const ComparedPair& pair) const {
@@ -76,7 +91,7 @@ std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
   };
   const int me = run_.comm.process();
   std::vector<Source> sources;
-  for (std::uint32_t side = 0; side < 2; ++side) {
+  for (std::uint32_t side = 0; side < plans_.size(); ++side) {
     for (std::int32_t rank = plans_[side].begin(me); rank < plans_[side].end(me); ++rank)
       sources.push_back({side, rank});
   }

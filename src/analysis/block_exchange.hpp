@@ -15,9 +15,9 @@
 
 namespace gradclip {
 
-/// Two dumps and what they are compared with. Borrowed; built by the composition root. Index 0 is A, 1 is B.
+/// Two dumps and what they are compared with, or one that is merged. Borrowed; built by the composition root.
 struct DiffRun {
-  std::array<DumpReader*, 2> dumps;
+  std::array<DumpReader*, 2> dumps;  ///< A, B; B is null where there is one alone, and then pairs have no b
   Communicator& comm;
   std::size_t threads = 1;
   std::size_t memory_budget = std::size_t{1} << 30;  ///< bytes of each process, the same in all
@@ -56,6 +56,9 @@ struct ComparedPiece {
 /// The pieces of one block by side, in no particular order.
 using BlockPieces = std::array<std::vector<ComparedPiece>, 2>;
 
+/// Whether every copy among a side's pieces is what the counted copy is, as far as fingerprints tell.
+[[nodiscard]] bool copies_agree(const std::vector<ComparedPiece>& pieces);
+
 /// Rounds of blocks, the same on every process.
 class BlockExchange {
  public:
@@ -93,7 +96,7 @@ class BlockExchange {
   DiffRun& run_;
   const std::vector<ComparedPair>& pairs_;
   bool all_copies_;
-  std::array<WorkPlan, 2> plans_;
+  std::vector<WorkPlan> plans_;  // by side
   std::vector<std::byte> sent_, arrived_;
 };
 

@@ -100,7 +100,8 @@ void BlockAssembly::assemble_addend(const BlockSide& side, std::uint32_t addend,
             [](const ComparedPiece* x, const ComparedPiece* y) { return x->header.copy > y->header.copy; });
 
   const DType stored_as = side.tensor.dtype;
-  values.dtype = is_float8(stored_as) ? DType::float32 : stored_as;
+  const bool convert = is_float8(stored_as) && !side.as_stored;
+  values.dtype = convert ? DType::float32 : stored_as;
   values.smallest_normal = smallest_normal_of(stored_as) * (is_float8(stored_as) ? double{largest_scale} : 1.0);
   const std::size_t size = size_of(values.dtype);
   values.bytes.resize(side.elements * size);
@@ -113,15 +114,20 @@ void BlockAssembly::assemble_addend(const BlockSide& side, std::uint32_t addend,
     if (piece->header.none != 0) continue;
     const bool whole =
         piece->runs.size() == 1 && piece->runs[0].repeats == 1 && piece->header.elements == side.elements;
-    if (whole && piece->bytes == nullptr && !is_float8(stored_as)) {
+    if (whole && piece->bytes == nullptr && !convert) {
       const auto file = side.dump.rank_file(piece->header.rank);
       file->read(file->locate(side.tensor.parameter), piece->first, side.elements, values.bytes.data());
       if (side.progress) side.progress(side.elements * size);
     } else {
       const std::byte* from = stored(side, *piece);
       for_each_run(*piece, [&](std::uint64_t at, std::uint64_t local, std::uint64_t count) {
-        copy_values(from + local * size_of(stored_as), stored_as, piece->header.scale_inv, count,
-                    values.bytes.data() + at * size);
+        const std::byte* elements = from + local * size_of(stored_as);
+        std::byte* to = values.bytes.data() + at * size;
+        if (convert) {
+          copy_values(elements, stored_as, piece->header.scale_inv, count, to);
+        } else {
+          std::memcpy(to, elements, count * size);
+        }
       });
     }
     if (!any_none) continue;

@@ -18,11 +18,12 @@ struct BlockSide {
   const std::vector<ComparedPiece>& pieces;
   std::uint64_t elements = 0;
   const std::function<void(std::uint64_t)>& progress;
+  bool as_stored = false;  ///< float8 as its bits, not as what they are worth
 };
 
 /// Numbers of a block in global order. Its memory serves one block after another.
 struct BlockValues {
-  DType dtype = DType::float32;  ///< float64 where addends were combined, float32 for float8
+  DType dtype = DType::float32;  ///< float64 where addends were combined, float32 for float8 (unless as stored)
   std::vector<std::byte> bytes;
   std::vector<std::uint8_t> none;  ///< 1 where the gradient is None; empty: nowhere
   double smallest_normal = 0.0;    ///< of the recorded type, for float8 with its largest scale_inv

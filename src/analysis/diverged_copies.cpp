@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <utility>
 
 #include "gradclip/base/worker_pool.hpp"
 #include "gradclip/norm/shard_sums.hpp"
@@ -12,20 +12,6 @@
 namespace gradclip {
 namespace {
 
-/// How copies of one side differ in one block. Trivially copyable: it travels.
-struct CopyDifference {
-  std::uint64_t block = 0;  ///< index into the round
-  std::uint32_t side = 0;
-  std::int32_t first_rank = -1;  ///< whose copy is the first that is different
-  std::uint64_t first = kNowhere;
-  double largest = 0.0;
-  std::uint64_t nan = 0;     ///< a NaN met a number
-  std::uint64_t absent = 0;  ///< elements that are None in a copy and not in another
-  /// Squares of (sum of the copies - the other dump's value), of (their mean - it), of it. NaN where nothing is summed.
-  double sum_apart = 0.0, mean_apart = 0.0, other = 0.0;
-
-  [[nodiscard]] bool any() const noexcept { return first != kNowhere || absent != 0; }
-};
 struct DisagreeingRank {
   std::uint64_t pair = 0;
   std::uint32_t side = 0;
@@ -50,17 +36,17 @@ void for_each_element(const ComparedPiece& piece, const Use& use) {
   }
 }
 
-class CopyComparison {
+class BlockCopies {
  public:
-  CopyComparison(const BlockSide& side, const Block& block, std::uint32_t which, BlockAssembly& assembly)
+  BlockCopies(const BlockSide& side, const Block& block, std::uint32_t which, BlockAssembly& assembly)
       : side_(side), block_(block), assembly_(assembly) {
     found_.side = which;
   }
 
-  /// @param other  the other dump's numbers of the block; `other_none` likewise
-  CopyDifference compare(const std::vector<double>& other, bool other_none, std::vector<std::int32_t>& ranks) {
+  /// @param other  the other dump's block; null: there is none
+  CopyDifference compare(const BlockValues* other, std::vector<std::int32_t>& ranks) {
     for (std::uint32_t addend = 0; addend < side_.tensor.addends; ++addend) compare_addend(addend, ranks);
-    if (found_.any()) add_up(other, other_none);
+    if (found_.any() && other != nullptr) add_up(*other);
     return found_;
   }
 
@@ -124,13 +110,15 @@ class CopyComparison {
     });
   }
 
-  void add_up(const std::vector<double>& other, bool other_none) {
+  void add_up(const BlockValues& there) {
     const bool none = std::any_of(side_.pieces.begin(), side_.pieces.end(),
-                                  [](const ComparedPiece& piece) { return piece.header.none != 0; });
-    if (!side_.tensor.steps.empty() || none || other_none) {
+                                  [](const ComparedPiece& piece) { return piece.header.none != 0; }) ||
+                      std::find(there.none.begin(), there.none.end(), 1) != there.none.end();
+    if (!side_.tensor.steps.empty() || none) {
       found_.sum_apart = found_.mean_apart = std::nan("");
       return;
     }
+    const std::vector<double> other = widened(there, side_.elements);
     std::vector<double> sum(side_.elements, 0.0);
     BlockValues one;
     for (std::uint32_t copy = 0; copy < side_.tensor.copies; ++copy) {
@@ -153,14 +141,7 @@ class CopyComparison {
   CopyDifference found_;
 };
 
-/// A parameter's copies in one dump, all blocks together.
-struct Merged {
-  CopyDifference found;
-  std::set<std::int32_t> ranks;
-};
-
-void merge(Merged& to, const CopyDifference& next) {
-  CopyDifference& found = to.found;
+void merge(CopyDifference& found, const CopyDifference& next) {
   if (next.first < found.first) {
     found.first = next.first;
     found.first_rank = next.first_rank;
@@ -173,46 +154,89 @@ void merge(Merged& to, const CopyDifference& next) {
   found.other += next.other;
 }
 
-Finding finding_of(const ParameterDifference& parameter, std::uint32_t side, const Merged& merged) {
-  const CopyDifference& found = merged.found;
-  const ComparedTensor& tensor = side == 0 ? *parameter.pair.a : *parameter.pair.b;
-  const char* here = side == 0 ? "A" : "B";
+/// @param two_dumps  so that the message has to say which
+Finding finding_of(const ComparedPair& pair, std::uint32_t side, bool two_dumps, const CopyDifference& found,
+                   const std::set<std::int32_t>& ranks) {
+  const ComparedTensor& tensor = side == 0 ? *pair.a : *pair.b;
   const char* there = side == 0 ? "B" : "A";
   Finding finding{.kind = "replicas-differ",
-                  .parameter = parameter.pair.name,
-                  .ranks = {merged.ranks.begin(), merged.ranks.end()},
+                  .parameter = pair.name,
+                  .ranks = {ranks.begin(), ranks.end()},
                   .index = {},
                   .value = {},
-                  .message = fmt::format("in {}", here)};
+                  .message = two_dumps ? (side == 0 ? "in A " : "in B ") : ""};
   if (found.first != kNowhere) {
     finding.value = found.nan != 0 ? std::nan("") : found.largest;
-    finding.index = index_at(parameter.pair.shape, found.first);
-    finding.message += fmt::format(" copies that should be equal differ by up to {:.6g}, first on rank {}",
+    finding.index = index_at(pair.shape, found.first);
+    finding.message += fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}",
                                    *finding.value, found.first_rank);
   }
   if (found.absent != 0) {
     finding.message +=
-        fmt::format("{} the gradient is None in some copies and not in others", found.first != kNowhere ? ";" : "");
+        fmt::format("{}the gradient is None in some copies and not in others", found.first != kNowhere ? "; " : "");
   }
+  if (!two_dumps || found.other <= 0.0 || found.first == kNowhere) return finding;
   // What n additions round, and what storing each copy and the other dump's value rounded.
-  const double limit = 2.0 * tensor.copies * epsilon_of(parameter.rule.narrower) * std::sqrt(found.other);
-  if (found.other > 0.0 && found.first != kNowhere) {
-    if (std::sqrt(found.sum_apart) <= limit) {
-      finding.message += fmt::format(
-          "; the sum of the {} copies is what {} has: they look like Partial addends that were "
-          "never reduced",
-          tensor.copies, there);
-    } else if (std::sqrt(found.mean_apart) <= limit) {
-      finding.message += fmt::format(
-          "; the mean of the {} copies is what {} has: they look like gradients that were never "
-          "averaged",
-          tensor.copies, there);
-    }
+  const DType narrower = narrower_of(pair.a->dtype, pair.b->dtype);
+  const double limit = 2.0 * tensor.copies * epsilon_of(narrower) * std::sqrt(found.other);
+  if (std::sqrt(found.sum_apart) <= limit) {
+    finding.message += fmt::format(
+        "; the sum of the {} copies is what {} has: they look like Partial addends that were "
+        "never reduced",
+        tensor.copies, there);
+  } else if (std::sqrt(found.mean_apart) <= limit) {
+    finding.message += fmt::format(
+        "; the mean of the {} copies is what {} has: they look like gradients that were never "
+        "averaged",
+        tensor.copies, there);
   }
   return finding;
 }
 
 }  // namespace
+
+void CopyComparison::begin(std::size_t blocks) {
+  of_block_.assign(blocks, {});
+  ranks_of_block_.assign(blocks, {});
+}
+
+void CopyComparison::compare(std::size_t index, const Block& block, std::uint32_t side, const BlockSide& values,
+                             const BlockValues* other, BlockAssembly& assembly) {
+  if (values.tensor.copies == 1) return;
+  of_block_[index][side] = BlockCopies(values, block, side, assembly).compare(other, ranks_of_block_[index][side]);
+  of_block_[index][side].block = index;
+}
+
+void CopyComparison::collect(std::span<const Block> round) {
+  std::vector<CopyDifference> mine;
+  std::vector<DisagreeingRank> my_ranks;
+  for (std::size_t i = 0; i < of_block_.size(); ++i) {
+    for (std::uint32_t side = 0; side < 2; ++side) {
+      if (of_block_[i][side].any()) mine.push_back(of_block_[i][side]);
+      const std::vector<std::int32_t>& ranks = ranks_of_block_[i][side];
+      const std::set<std::int32_t> distinct(ranks.begin(), ranks.end());
+      for (const std::int32_t rank : distinct) my_ranks.push_back({round[i].pair, side, rank});
+    }
+  }
+  std::vector<CopyDifference> all = gather_values(comm_, std::span<const CopyDifference>(mine));
+  std::sort(all.begin(), all.end(), [](const CopyDifference& x, const CopyDifference& y) {
+    return std::pair(x.block, x.side) < std::pair(y.block, y.side);
+  });
+  for (const CopyDifference& found : all) merge(merged_[{round[found.block].pair, found.side}].found, found);
+  for (const DisagreeingRank& each : gather_values(comm_, std::span<const DisagreeingRank>(my_ranks))) {
+    merged_[{each.pair, each.side}].ranks.insert(each.rank);
+  }
+}
+
+std::vector<CopyComparison::PairFinding> CopyComparison::findings(const std::vector<ComparedPair>& pairs,
+                                                                  bool two_dumps) const {
+  std::vector<PairFinding> findings;
+  for (const auto& [key, each] : merged_) {
+    if (!each.found.any()) continue;
+    findings.push_back({key.first, finding_of(pairs[key.first], key.second, two_dumps, each.found, each.ranks)});
+  }
+  return findings;
+}
 
 std::vector<Finding> compare_copies(DiffRun& run, const std::vector<ComparedPair>& pairs,
                                     const std::set<std::size_t>& suspects, std::size_t max_elements,
@@ -226,7 +250,7 @@ std::vector<Finding> compare_copies(DiffRun& run, const std::vector<ComparedPair
   }
   BlockExchange exchange(run, pairs, /*all_copies=*/true);
   std::vector<BlockWorkspace> workspaces(run.threads);
-  std::map<std::pair<std::size_t, std::uint32_t>, Merged> merged;
+  CopyComparison copies(run.comm);
   exchange.for_each_round(compared, [&](std::span<const Block> round) {
     const std::vector<BlockPieces> pieces = exchange.collect(round);
     std::vector<std::size_t> mine;
@@ -234,8 +258,7 @@ std::vector<Finding> compare_copies(DiffRun& run, const std::vector<ComparedPair
       if (round[i].owner == run.comm.process()) mine.push_back(i);
     }
     std::vector<BlockResult> results(round.size());
-    std::vector<std::array<CopyDifference, 2>> copies(round.size());
-    std::vector<std::array<std::vector<std::int32_t>, 2>> ranks(round.size());
+    copies.begin(round.size());
     parallel_for(mine.size(), run.threads, [&](std::size_t index, std::size_t worker) {
       const std::size_t i = mine[index];
       const ParameterDifference& parameter = parameters[round[i].pair];
@@ -244,38 +267,14 @@ std::vector<Finding> compare_copies(DiffRun& run, const std::vector<ComparedPair
       workspace.assembly.assemble(sides[0], std::nullopt, workspace.a);
       workspace.assembly.assemble(sides[1], std::nullopt, workspace.b);
       results[i] = compare_values(workspace, round[i], parameter.rule, max_elements);
-      for (std::uint32_t side = 0; side < 2; ++side) {
-        if (sides[side].tensor.copies == 1) continue;
-        const BlockValues& other = side == 0 ? workspace.b : workspace.a;
-        const bool other_none = std::find(other.none.begin(), other.none.end(), 1) != other.none.end();
-        copies[i][side] = CopyComparison(sides[side], round[i], side, workspace.assembly)
-                              .compare(widened(other, round[i].elements), other_none, ranks[i][side]);
-        copies[i][side].block = i;
-      }
+      copies.compare(i, round[i], 0, sides[0], &workspace.b, workspace.assembly);
+      copies.compare(i, round[i], 1, sides[1], &workspace.a, workspace.assembly);
     });
     collect_results(run, round, results, max_elements, parameters);
-
-    std::vector<CopyDifference> my_copies;
-    std::vector<DisagreeingRank> my_ranks;
-    for (const std::size_t i : mine) {
-      for (std::uint32_t side = 0; side < 2; ++side) {
-        const CopyDifference& found = copies[i][side];
-        if (found.any()) my_copies.push_back(found);
-        const std::set<std::int32_t> distinct(ranks[i][side].begin(), ranks[i][side].end());
-        for (const std::int32_t rank : distinct) my_ranks.push_back({round[i].pair, side, rank});
-      }
-    }
-    std::vector<CopyDifference> all = gather_values(run.comm, std::span<const CopyDifference>(my_copies));
-    std::sort(all.begin(), all.end(), [](const CopyDifference& x, const CopyDifference& y) {
-      return std::pair(x.block, x.side) < std::pair(y.block, y.side);
-    });
-    for (const CopyDifference& found : all) merge(merged[{round[found.block].pair, found.side}], found);
-    for (const DisagreeingRank& each : gather_values(run.comm, std::span<const DisagreeingRank>(my_ranks))) {
-      merged[{each.pair, each.side}].ranks.insert(each.rank);
-    }
+    copies.collect(round);
   });
-  for (const auto& [key, each] : merged) {
-    if (each.found.any()) findings.push_back(finding_of(parameters[key.first], key.second, each));
+  for (CopyComparison::PairFinding& each : copies.findings(pairs, /*two_dumps=*/true)) {
+    findings.push_back(std::move(each.finding));
   }
   return findings;
 }

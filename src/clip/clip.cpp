@@ -190,7 +190,7 @@ ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, co
   if (options.total_norm) {
     result.total = *options.total_norm;
   } else {
-    result.norm = measure_gradients(run, result.scale.factors, step.order, taken.numerics, pipeline);
+    result.norm = measure_gradients(run, result.scale.factors, step.order, taken.numerics, pipeline, taken.histograms);
     result.norm->reference.note = effective.note;
     result.total = result.norm->total;
   }

@@ -21,6 +21,7 @@ struct ClipOptions {
   Numerics numerics = Numerics::exact;
   NonfinitePolicy nonfinite = NonfinitePolicy::propagate;
   bool no_scale = false;
+  bool histograms = false;  ///< count elements by exponent too
   /// Use this total and skip the first pass; statistics are then absent from the result.
   std::optional<double> total_norm;
 };

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "gradclip/dump/dump_reader.hpp"
+#include "gradclip/dump/partial_output.hpp"
 
 namespace gradclip {
 
@@ -50,45 +51,35 @@ class RankFileWriter {
 /// created it finishes.
 class DumpWriter {
  public:
-  /// Checks and names, creates nothing. Errors: Error(usage) if `output`, or a directory that stands in for it while it
-  /// is written, is the input, lies inside it or contains it (after symlinks); if it exists and `overwrite` is false;
-  /// if it cannot be a name of a directory.
+  /// A dump of the input's layout, or one that is merely made beside it (empty: from nothing).
+  /// Errors: as PartialOutput.
   DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite);
-  /// In the process that prepared it: removes OUT.partial unless finish() was called. Nothrow.
-  ~DumpWriter();
-  DumpWriter(const DumpWriter&) = delete;
-  DumpWriter& operator=(const DumpWriter&) = delete;
+  DumpWriter(const std::filesystem::path& input, std::filesystem::path output, bool overwrite);
 
-  /// Creates and locks OUT.partial, removing a leftover that nobody holds the lock of. One process calls it.
-  /// Errors: Error(resources) if another run holds it, or it cannot be created; Error(usage) if it is somebody else's.
-  void prepare();
+  /// As PartialOutput.
+  void prepare() { output_.prepare(); }
 
+  /// One rank file of the input's layout.
   [[nodiscard]] std::unique_ptr<RankFileWriter> begin(std::shared_ptr<const RankFile> input);
+  /// Where other files of the dump are made.
+  [[nodiscard]] const std::filesystem::path& writing_directory() noexcept {
+    output_.touch();
+    return output_.directory();
+  }
 
   /// Writes the manifest, syncs, renames OUT.partial to OUT (an exchange with the old OUT where `overwrite`, which is
   /// then removed). The process that prepared calls it, once all rank files are finished. Errors: Error(resources);
   /// Error(usage) if another process has given up the run. An old OUT is then still in its place.
   void finish(const ManifestChanges& changes);
+  /// The same with the manifest's whole text.
+  void finish_with(const std::string& manifest);
 
-  /// Removes what all processes have written so far, while they may still be writing: for a process that ends the run.
-  /// Nothrow.
-  void discard() noexcept;
+  /// As PartialOutput.
+  void discard() noexcept { output_.discard(); }
 
  private:
-  /// @return where the old OUT is now; empty: there was none.
-  [[nodiscard]] std::filesystem::path publish();
-
-  const DumpReader& input_;
-  std::filesystem::path output_;
-  std::filesystem::path partial_;
-  bool overwrite_;
-  int lock_ = -1;
-  bool touched_ = false;  // this process has made something in OUT.partial, or may have
-  bool finished_ = false;
+  const DumpReader* input_ = nullptr;
+  PartialOutput output_;
 };
-
-/// For a handler of an error of writing into OUT.partial: rethrows it, unless another process has discarded the output
-/// and so caused it; then throws Error(usage) saying that.
-[[noreturn]] void rethrow_unless_given_up(const std::filesystem::path& partial);
 
 }  // namespace gradclip

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "gradclip/base/dtype.hpp"
+
 namespace gradclip::hdf5 {
 
 /// An HDF5 identifier that closes itself.
@@ -135,7 +137,11 @@ struct StoredChunk {
 /// without object times. @return with handle, offset and storage filled in.
 [[nodiscard]] Dataset create_dataset_like(const Handle& location, const std::string& name, const Dataset& like,
                                           const std::string& where);
-/// A dataset that create_dataset_like() made, opened again for writing.
+/// A contiguous dataset as the format stores a gradient of this type, with its attribute `dtype`; allocated early,
+/// never filled, without object times. @return with handle, shape and offset filled in.
+[[nodiscard]] Dataset create_gradient(const Handle& location, const std::string& name, DType dtype,
+                                      const std::vector<std::int64_t>& shape, const std::string& where);
+/// A dataset that one of the two made, opened again for writing.
 [[nodiscard]] Handle reopen_dataset(const Handle& location, const std::string& name, std::uint64_t cache_bytes,
                                     const std::string& where);
 void write_box(const Handle& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,
@@ -147,6 +153,13 @@ void create_text_like(const Handle& location, const std::string& name, const Dat
 /// Errors: also for attributes that refer to other objects.
 void copy_attributes(const Handle& from, const Handle& to, std::span<const std::string_view> except,
                      const std::string& where);
+/// New attributes: text of a fixed length, a signed 64-bit integer, a float32.
+void write_text_attribute(const Handle& object, const char* name, const std::string& text, const std::string& where);
+void write_integer_attribute(const Handle& object, const char* name, std::int64_t value, const std::string& where);
+void write_float_attribute(const Handle& object, const char* name, float value, const std::string& where);
+/// A 1-D dataset of strings.
+void create_texts(const Handle& location, const std::string& name, std::span<const std::string> texts,
+                  const std::string& where);
 /// Creates or overwrites an unsigned 64-bit scalar attribute.
 void write_unsigned_attribute(const Handle& object, const char* name, std::uint64_t value, const std::string& where);
 /// Copies an object and all below it. Errors: also for soft and external links, external storage and virtual datasets.

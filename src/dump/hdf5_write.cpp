@@ -87,6 +87,49 @@ Handle chunked_properties(const Dataset& like, const std::string& where) {
   return properties;
 }
 
+/// As the format stores a gradient's elements; what HDF5 has no type for as its bits.
+hid_t stored_type(DType dtype, const std::string& where) {
+  switch (dtype) {
+    case DType::float64:
+      return H5T_IEEE_F64LE;
+    case DType::float32:
+      return H5T_IEEE_F32LE;
+    case DType::float16: {
+      static const hid_t half = [&] {
+        const hid_t made = checked(H5Tcopy(H5T_IEEE_F32LE), where, "make the element type", kWriting);
+        checked(H5Tset_fields(made, 15, 10, 5, 0, 10), where, "make the element type", kWriting);
+        checked(H5Tset_size(made, 2), where, "make the element type", kWriting);
+        checked(H5Tset_ebias(made, 15), where, "make the element type", kWriting);
+        return made;
+      }();
+      return half;
+    }
+    case DType::bfloat16:
+      return H5T_STD_U16LE;
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+      break;
+  }
+  return H5T_STD_U8LE;
+}
+
+/// A string type of exactly this length.
+Handle text_type(std::size_t size, const std::string& where) {
+  Handle type = owned(H5Tcopy(H5T_C_S1), where, "make a string type", kWriting);
+  checked(H5Tset_size(type.id(), std::max<std::size_t>(size, 1)), where, "make a string type", kWriting);
+  checked(H5Tset_strpad(type.id(), H5T_STR_NULLPAD), where, "make a string type", kWriting);
+  checked(H5Tset_cset(type.id(), H5T_CSET_UTF8), where, "make a string type", kWriting);
+  return type;
+}
+
+void write_scalar_attribute(const Handle& object, const char* name, hid_t stored, hid_t type, const void* value,
+                            const std::string& where) {
+  const Handle space = owned(H5Screate(H5S_SCALAR), where, "create an attribute", kWriting);
+  const Handle attribute = owned(H5Acreate2(object.id(), name, stored, space.id(), H5P_DEFAULT, H5P_DEFAULT), where,
+                                 "create an attribute", kWriting);
+  checked(H5Awrite(attribute.id(), type, value), where, "write an attribute", kWriting);
+}
+
 bool refers_to_objects(hid_t type) {
   return H5Tdetect_class(type, H5T_REFERENCE) > 0;
 }
@@ -113,6 +156,13 @@ void copy_attribute(const Handle& from, const Handle& to, const std::string& nam
   const herr_t written = H5Awrite(copy.id(), type.id(), bytes.data());
   if (variable) H5Dvlen_reclaim(type.id(), space.id(), H5P_DEFAULT, bytes.data());
   checked(written, here, "write it", kWriting);
+}
+
+/// Where a contiguous dataset's bytes begin in the file; empty if nothing was allocated.
+std::optional<std::uint64_t> data_offset(const Handle& dataset) {
+  const haddr_t offset = H5Dget_offset(dataset.id());
+  H5Eclear2(H5E_DEFAULT);
+  return offset == HADDR_UNDEF ? std::nullopt : std::optional<std::uint64_t>(offset);
 }
 
 }  // namespace
@@ -151,11 +201,25 @@ Dataset create_dataset_like(const Handle& location, const std::string& name, con
   dataset.type = like.type;
   dataset.storage = like.storage;
   dataset.chunk = like.chunk;
-  if (dataset.storage == Storage::contiguous) {
-    const haddr_t offset = H5Dget_offset(dataset.handle.id());
-    if (offset != HADDR_UNDEF) dataset.offset = offset;
-    H5Eclear2(H5E_DEFAULT);
-  }
+  if (dataset.storage == Storage::contiguous) dataset.offset = data_offset(dataset.handle);
+  return dataset;
+}
+
+Dataset create_gradient(const Handle& location, const std::string& name, DType dtype,
+                        const std::vector<std::int64_t>& shape, const std::string& where) {
+  const auto lock = lock_library();
+  const std::vector<hsize_t> extents(shape.begin(), shape.end());
+  const Handle space =
+      owned(extents.empty() ? H5Screate(H5S_SCALAR)
+                            : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
+            where, "create it", kWriting);
+  Dataset dataset;
+  dataset.handle = owned(H5Dcreate2(location.id(), name.c_str(), stored_type(dtype, where), space.id(), H5P_DEFAULT,
+                                    contiguous_properties(where), H5P_DEFAULT),
+                         where, "create it", kWriting);
+  dataset.shape = shape;
+  dataset.offset = data_offset(dataset.handle);
+  write_text_attribute(dataset.handle, "dtype", std::string(gradclip::name(dtype)), where);
   return dataset;
 }
 
@@ -230,6 +294,39 @@ void write_unsigned_attribute(const Handle& object, const char* name, std::uint6
                       "create an attribute", kWriting);
   }
   checked(H5Awrite(attribute.id(), H5T_NATIVE_UINT64, &value), where, "write an attribute", kWriting);
+}
+
+void write_text_attribute(const Handle& object, const char* name, const std::string& text, const std::string& where) {
+  const auto lock = lock_library();
+  const Handle type = text_type(text.size(), where);
+  write_scalar_attribute(object, name, type.id(), type.id(), text.c_str(), where);
+}
+
+void write_integer_attribute(const Handle& object, const char* name, std::int64_t value, const std::string& where) {
+  const auto lock = lock_library();
+  write_scalar_attribute(object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, &value, where);
+}
+
+void write_float_attribute(const Handle& object, const char* name, float value, const std::string& where) {
+  const auto lock = lock_library();
+  write_scalar_attribute(object, name, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, &value, where);
+}
+
+void create_texts(const Handle& location, const std::string& name, std::span<const std::string> texts,
+                  const std::string& where) {
+  const auto lock = lock_library();
+  std::size_t longest = 1;
+  for (const std::string& text : texts) longest = std::max(longest, text.size());
+  std::vector<char> bytes(texts.size() * longest, '\0');
+  for (std::size_t i = 0; i < texts.size(); ++i) texts[i].copy(bytes.data() + i * longest, longest);
+  const Handle type = text_type(longest, where);
+  const hsize_t count = texts.size();
+  const Handle space = owned(H5Screate_simple(1, &count, nullptr), where, "create it", kWriting);
+  const Handle dataset = owned(H5Dcreate2(location.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT,
+                                          contiguous_properties(where), H5P_DEFAULT),
+                               where, "create it", kWriting);
+  checked(H5Dwrite(dataset.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()), where, "write the text",
+          kWriting);
 }
 
 void copy_object(const Handle& from, const std::string& name, const Handle& to, const std::string& where) {

@@ -1,6 +1,6 @@
 #pragma once
-// JSON of the format, inside this room: untrusted text to values, with the checksum that vouches for it, and values
-// with the path of each for error messages.
+// JSON of the format and of reports: untrusted text to values, with the checksum that vouches for it, and values with
+// the path of each for error messages.
 
 #include <cstddef>
 #include <cstdint>

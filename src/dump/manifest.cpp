@@ -7,11 +7,10 @@
 #include <charconv>
 #include <cmath>
 #include <system_error>
-#include <utility>
 
 #include "gradclip/base/error.hpp"
-#include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/json_document.hpp"
+#include "gradclip/dump/manifest_text.hpp"
 #include "gradclip/dump/posix_file.hpp"
 
 namespace gradclip {
@@ -68,6 +67,8 @@ constexpr std::string_view kUnfinished = "unfinished";
   refuse_directory(directory, "has no manifest.json", "");
 }
 
+}  // namespace
+
 std::string read_manifest_text(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / kManifestName;
   std::error_code error;
@@ -87,19 +88,6 @@ std::string read_manifest_text(const std::filesystem::path& directory) {
   file.read(0, text.data(), size);
   return text;
 }
-
-std::string files_text(const std::map<std::string, FileRecord>& files) {
-  std::string text = "{";
-  for (const auto& [name, record] : files) {
-    text += text.size() > 1 ? ",\n" : "\n";
-    text += fmt::format("{}:{{\"bytes\":{}", json_string(name), record.bytes);
-    if (record.xxh3_64) text += fmt::format(",\"xxh3_64\":\"{}\"", checksum_text(*record.xxh3_64));
-    text += '}';
-  }
-  return text + "}";
-}
-
-}  // namespace
 
 std::string link_name(const std::string& name) {
   std::string link;
@@ -201,34 +189,9 @@ ManifestReading examine_manifest(const std::filesystem::path& directory) {
 }
 
 std::string rewritten_manifest(const std::filesystem::path& input_directory, const ManifestChanges& changes) {
-  const std::string input = read_manifest_text(input_directory);
-  std::vector<std::pair<std::string, std::string>> replaced{
-      {"\"state\"", json_string(name(changes.state))},
-      {"\"files\"", files_text(changes.files)},
-      {"\"clip\"", changes.clip_record},
-  };
-  std::string text = "{\n";
-  const auto append = [&text](std::string_view key, std::string_view value) {
-    if (text.size() > 2) text += ",\n";
-    text.append(key).append(":").append(value);
-  };
-  for (const JsonMember& member : root_members(input)) {
-    if (member.key == "\"checksum\"") continue;
-    const auto change =
-        std::find_if(replaced.begin(), replaced.end(), [&](const auto& r) { return r.first == member.key; });
-    if (change == replaced.end()) {
-      append(member.key, member.value);
-    } else if (!change->second.empty()) {
-      append(member.key, std::exchange(change->second, {}));
-    }
-  }
-  for (const auto& [key, value] : replaced) {
-    if (!value.empty()) append(key, value);
-  }
-  const JsonStream unused{"parameters", [](const std::string&, std::size_t, nlohmann::json&&) {}};
-  const std::string where = (input_directory / kManifestName).string();
-  append("\"checksum\"", json_string(checksum_text(parse_json(text + "}", where, &unused).checksum)));
-  return text + "}\n";
+  return edited_manifest(input_directory, {{"state", json_string(name(changes.state))},
+                                           {"files", files_text(changes.files)},
+                                           {"clip", changes.clip_record}});
 }
 
 std::string json_number(double value) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "gradclip/norm/addend_exchange.hpp"
+#include "gradclip/norm/histograms.hpp"
 #include "gradclip/norm/segments.hpp"
 
 namespace gradclip {
@@ -49,13 +50,14 @@ class PartialCombination {
  public:
   /// @param normalizers  by parameter, for the reference's terms; empty: exact terms
   PartialCombination(Run& run, const FactorsOf& factors_of, NormOrder order, const Absences& absences,
-                     std::span<const double> normalizers)
+                     std::span<const double> normalizers, HistogramCollector* histograms = nullptr)
       : run_(run),
         absences_(absences),
         manifest_(run.dump.manifest()),
         factors_of_(factors_of),
         request_{order, normalizers.empty() ? TermArithmetic::exact : TermArithmetic::reference},
         normalizers_(normalizers),
+        histograms_(histograms),
         exchange_(run.backend, run.comm) {}
 
   std::vector<PartialSliceSum> combine(std::vector<TensorStatistics>& parameters) {
@@ -239,6 +241,7 @@ class PartialCombination {
         measure(segment, values,
                 results.bytes().subspan(measured * sizeof(ChunkStatistics), segment.chunks * sizeof(ChunkStatistics)));
         measured += segment.chunks;
+        if (histograms_ != nullptr) count(segment, values);
       }
       for (std::uint64_t c = 0; c < segment.chunks; ++c) {
         combined.push_back({segment.item,
@@ -326,6 +329,18 @@ class PartialCombination {
     run_.backend.statistics({rounded_chunks, {&factors, 1}}, request_, out);
   }
 
+  void count(const Segment& segment, const Buffer& combined) {
+    const std::size_t parameter = slices_[segment.item].parameter;
+    if (combined.bytes().space != MemorySpace::device) {
+      histograms_->count(parameter, DType::float64, combined.data(), segment.elements);
+      return;
+    }
+    std::vector<double> on_host(segment.elements);
+    const Bytes to = bytes_of(std::span(on_host));
+    run_.backend.move(combined.bytes().subspan(0, to.size), to);
+    histograms_->count(parameter, DType::float64, to.data, segment.elements);
+  }
+
   static std::vector<Chunk> chunks_of(const Segment& segment, std::byte* data, DType dtype) {
     std::vector<Chunk> chunks;
     for (std::uint64_t c = 0; c < segment.chunks; ++c) {
@@ -364,6 +379,7 @@ class PartialCombination {
   const FactorsOf& factors_of_;
   StatisticsRequest request_;
   std::span<const double> normalizers_;
+  HistogramCollector* histograms_;
   AddendExchange exchange_;
   std::vector<PartialSlice> slices_;
 };
@@ -385,8 +401,9 @@ std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::ve
 }
 
 std::vector<PartialSliceSum> combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
-                                              const Absences& absences, std::vector<TensorStatistics>& parameters) {
-  return PartialCombination(run, factors_of, order, absences, {}).combine(parameters);
+                                              const Absences& absences, std::vector<TensorStatistics>& parameters,
+                                              HistogramCollector* histograms) {
+  return PartialCombination(run, factors_of, order, absences, {}, histograms).combine(parameters);
 }
 
 std::vector<TensorStatistics> reference_terms_of_full_tensors(Run& run, const FactorsOf& factors_of, NormOrder order,

@@ -31,9 +31,11 @@ struct PartialSliceSum {
 /// budget. Errors: Error(bad_input) for a None addend of max, min or product, and for `product` where `factors_of`
 /// scales.
 /// Where a rank's addend is None and another rank holds a copy of it, that copy is taken.
+/// @param histograms  counts the combined values, moved to the host; null: nobody does
 /// @return  the combined slices of all parameters with the rank of their first addend, in a fixed order
 std::vector<PartialSliceSum> combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
-                                              const Absences& absences, std::vector<TensorStatistics>& parameters);
+                                              const Absences& absences, std::vector<TensorStatistics>& parameters,
+                                              HistogramCollector* histograms = nullptr);
 
 /// The reference's terms of full tensors: the combined values rounded to the gradient's type, as full_tensor() holds
 /// them, then round(round(|x| / m)^p) of each. Only for parameters whose own placements are Partial.

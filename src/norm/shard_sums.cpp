@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "gradclip/base/dispatch.hpp"
+#include "gradclip/norm/histograms.hpp"
 #include "gradclip/training/offload.hpp"
 
 namespace gradclip {
@@ -28,7 +29,7 @@ std::size_t parameters_per_exchange(const Run& run) {
 /// Measures one model part's shards of the parameters, or all, that this process's recorded ranks hold.
 void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_t> model_part,
                   const FactorsOf& factors_of, const StatisticsRequest& request, const std::vector<char>& fingerprinted,
-                  std::vector<ShardResult>& results) {
+                  HistogramCollector* histograms, std::vector<ShardResult>& results) {
   const Manifest& manifest = run.dump.manifest();
   const std::int32_t last = run.plan.end(run.comm.process());
   const auto batch = static_cast<std::int32_t>(std::min<std::size_t>(kRanksPerBatch, run.dump.capacity()));
@@ -40,13 +41,20 @@ void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_
       const std::uint64_t seed = std::bit_cast<std::uint32_t>(list.factors[task.factors].scale_inv);
       results.push_back({static_cast<std::uint32_t>(task.parameter), task.rank, seed, 0, {}});
     }
-    run.stream.measure(list.tasks, list.factors, request, [&](const MeasuredChunk& chunk) {
+    StoredSink counting;
+    if (histograms != nullptr) {
+      histograms->choose(list.tasks);
+      counting = histograms->sink(list.tasks, list.factors);
+    }
+    const ChunkSink summing = [&](const MeasuredChunk& chunk) {
       ShardResult& result = results[base + chunk.task];
       append(result.statistics, chunk.statistics, chunk.count, chunk.position, request.order);
       if (list.tasks[chunk.task].fingerprint) {
         result.fingerprint = XXH3_64bits_withSeed(&chunk.fingerprint, sizeof chunk.fingerprint, result.fingerprint);
       }
-    });
+    };
+    run.stream.measure(list.tasks, list.factors, request, summing, counting);
+    if (histograms != nullptr) histograms->finish_pass();
     for (std::size_t i = 0; i < list.tasks.size(); ++i) {
       TensorStatistics& statistics = results[base + i].statistics;
       if (statistics.first_nonfinite == kNowhere) continue;
@@ -63,11 +71,12 @@ void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_
 
 /// Measures the shards of the parameters that this process's recorded ranks hold; rank-major, in manifest order.
 std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, const FactorsOf& factors_of,
-                                        const StatisticsRequest& request, const std::vector<char>& fingerprinted) {
+                                        const StatisticsRequest& request, const std::vector<char>& fingerprinted,
+                                        HistogramCollector* histograms = nullptr) {
   std::vector<ShardResult> results;
   for (const std::optional<std::int64_t> part : parts_in_turn(run.stream, run.dump.manifest(), parameters)) {
     const ScopedModuleOffloading on_device(run.stream.storage().part(part.value_or(0)), run.backend, part.has_value());
-    measure_part(run, parameters, part, factors_of, request, fingerprinted, results);
+    measure_part(run, parameters, part, factors_of, request, fingerprinted, histograms, results);
   }
   // Sums are formed in this order, whatever the order of the parts.
   std::sort(results.begin(), results.end(), [](const ShardResult& a, const ShardResult& b) {
@@ -291,7 +300,8 @@ std::vector<std::int64_t> index_at(std::span<const std::int64_t> shape, std::uin
   return index;
 }
 
-ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order, bool by_object) {
+ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order, bool by_object,
+                     HistogramCollector* histograms) {
   const Manifest& manifest = run.dump.manifest();
   const std::size_t parameters = manifest.parameters.size();
   const auto processes = static_cast<std::size_t>(run.comm.size());
@@ -314,7 +324,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
   const std::size_t step = parameters_per_exchange(run);
   for (std::size_t begin = 0; begin < std::max<std::size_t>(1, parameters); begin += step) {
     const ParameterRange range{begin, std::min(parameters, begin + step)};
-    std::vector<ShardResult> results = measure_shards(run, range, factors_of, {order}, fingerprinted);
+    std::vector<ShardResult> results = measure_shards(run, range, factors_of, {order}, fingerprinted, histograms);
 
     std::vector<std::vector<ShardResult>> outgoing(processes);
     for (const ShardResult& result : results) {

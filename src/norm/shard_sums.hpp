@@ -10,6 +10,8 @@
 
 namespace gradclip {
 
+class HistogramCollector;
+
 /// One recorded rank's shard of one parameter, measured. Trivially copyable: it travels to the parameter's owner
 /// process.
 struct ShardResult {
@@ -92,7 +94,9 @@ struct StandIn {
 /// @param by_object  whether groups are told apart by mesh object, as the reference does: it matters to roundings
 /// alone, and
 ///                   a job can have as many objects as parameters
-[[nodiscard]] ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order, bool by_object);
+/// @param histograms  also counts the elements; null: nobody does
+[[nodiscard]] ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order, bool by_object,
+                                   HistogramCollector* histograms = nullptr);
 
 /// Sums of the reference's own terms: each recorded rank and group with its normalizer. Reads the gradients once more.
 /// @param normalizer_of  the largest magnitude that the reference divides by

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "gradclip/norm/findings.hpp"
+#include "gradclip/norm/histograms.hpp"
 #include "gradclip/norm/partial.hpp"
 #include "gradclip/norm/rank_view.hpp"
 #include "gradclip/norm/replicas.hpp"
@@ -51,19 +52,27 @@ std::vector<bool> counted_entries(const Manifest& manifest) {
 }
 
 NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order, Numerics numerics,
-                             const PipelineView& pipeline) {
+                             const PipelineView& pipeline, bool histograms) {
   const Manifest& manifest = run.dump.manifest();
   const bool by_object = numerics == Numerics::automodel || numerics == Numerics::automodel_cpu;
-  ShardSums sums = sum_shards(run, factors, order, by_object);
+  std::optional<HistogramCollector> collector;
+  if (histograms) collector.emplace(manifest, factors.expert, run.stream.options().threads);
+  HistogramCollector* const counts = collector ? &*collector : nullptr;
+  ShardSums sums = sum_shards(run, factors, order, by_object, counts);
   const Absences absences(run, factors.expert, sums.none_shards);
   const FactorsOf factors_of = [&](std::size_t p, std::int32_t) {
     ScaleFactors one = factors.of[p];
     one.zero_nonfinite = factors.zero_nonfinite;  // an addend that is not a number must not spoil the others
     return one;
   };
-  const std::vector<PartialSliceSum> slices = combine_partials(run, factors_of, order, absences, sums.parameters);
+  const std::vector<PartialSliceSum> slices =
+      combine_partials(run, factors_of, order, absences, sums.parameters, counts);
 
   NormResult result;
+  if (counts != nullptr) {
+    counts->count_stand_ins(run, factors, absences);
+    result.histograms = counts->gather(run.comm, factors.zero_nonfinite);
+  }
   result.order = order;
   result.ranks = sums.counted;
   const std::vector<bool> counted = counted_entries(manifest);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gradclip/backend/backend.hpp"
+#include "gradclip/backend/element_counts.hpp"
 #include "gradclip/base/finding.hpp"
 #include "gradclip/comm/communicator.hpp"
 #include "gradclip/dump/dump_reader.hpp"
@@ -67,6 +68,12 @@ struct ReferenceView {
   std::vector<std::int32_t> total_of_rank;
 };
 
+/// Of the elements that the norm counts, after scaling (and combining).
+struct Histograms {
+  std::vector<ExponentHistogram> parameters;  ///< in manifest order
+  ExponentHistogram total;                    ///< later entries of a tied weight left out
+};
+
 struct NormResult {
   /// By recorded rank: of the elements that count there, so that all ranks' together are the whole. A copy counts on
   /// the first rank that holds it and is not None, a tied weight in its first entry, a combined Partial value on the
@@ -78,6 +85,7 @@ struct NormResult {
   std::vector<ParameterNorm> parameters;  ///< in manifest order
   ReferenceView reference;
   std::vector<Finding> findings;
+  std::optional<Histograms> histograms;  ///< if they were asked for
 };
 
 /// Which ranks' totals the training step combined over pipeline stages.
@@ -131,8 +139,9 @@ class Absences {
 
 /// First pass: statistics of all scaled gradients, replicas compared, Partial dimensions combined, the total and what
 /// each recorded rank saw. Collective; every process gets the same result.
+/// @param histograms  whether elements are counted by exponent too: on the host, whatever the backend
 [[nodiscard]] NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrder order,
-                                           Numerics numerics, const PipelineView& pipeline);
+                                           Numerics numerics, const PipelineView& pipeline, bool histograms = false);
 
 /// The p-norm of what `shards` (by recorded rank) and Partial parameters add up to: for a second pass that measured
 /// what it wrote. `factors_of` says what was done to the Partial addends. Collective.

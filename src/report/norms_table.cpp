@@ -12,14 +12,6 @@
 namespace gradclip {
 namespace {
 
-/// One line before it is written.
-struct Row {
-  std::string label;
-  double norm = 0.0;
-  double share = 0.0;
-  const ReportStatistics* statistics = nullptr;
-};
-
 /// Indices below `count` in the order that is asked for, the first `top` of them.
 /// @param number  what the order compares, of an index: descending, NaN first, ties by index
 /// @param text    the index's name
@@ -55,29 +47,30 @@ double sort_key(ParameterOrder order, std::optional<double> norm, const ReportSt
   return order == ParameterOrder::max ? statistics->max_abs : static_cast<double>(statistics->nonfinite());
 }
 
-std::vector<Row> parameter_rows(const Report& report, const TableOptions& options) {
-  std::vector<Row> rows;
+std::vector<NormsRow> parameter_rows(const Report& report, const TableOptions& options) {
+  std::vector<NormsRow> rows;
   for (const std::size_t index : ordered_parameters(report, options)) {
     const ReportParameter& parameter = report.parameters[index];
     if (!parameter.statistics) continue;
     rows.push_back({printable(parameter.name), parameter.norm.value_or(0.0), parameter.share.value_or(0.0),
-                    &*parameter.statistics});
+                    &*parameter.statistics, parameter.histogram ? &*parameter.histogram : nullptr});
   }
   return rows;
 }
 
-std::vector<Row> view_rows(const ReportView& view, const TableOptions& options) {
+std::vector<NormsRow> view_rows(const ReportView& view, const TableOptions& options) {
   const std::vector<ReportViewLine>& lines = view.lines;
   const std::vector<std::size_t> order = ordered(
       lines.size(), options,
       [&](std::size_t i) { return sort_key(options.order, lines[i].norm, &lines[i].statistics); },
       [&](std::size_t i) -> const std::string& { return lines[i].name; });
-  std::vector<Row> rows;
+  std::vector<NormsRow> rows;
   for (const std::size_t index : order) {
     const ReportViewLine& line = lines[index];
     std::string label = printable(line.name);
     if (view.by == ViewBy::module && label.empty()) label = "(root)";
-    rows.push_back({std::move(label), line.norm, line.share, &line.statistics});
+    rows.push_back(
+        {std::move(label), line.norm, line.share, &line.statistics, line.histogram ? &*line.histogram : nullptr});
   }
   return rows;
 }
@@ -95,8 +88,12 @@ std::vector<std::size_t> ordered_parameters(const Report& report, const TableOpt
       [&](std::size_t i) -> const std::string& { return parameters[i].name; });
 }
 
+std::vector<NormsRow> norms_rows(const Report& report, const TableOptions& options) {
+  return report.view ? view_rows(*report.view, options) : parameter_rows(report, options);
+}
+
 void write_norms_table(const Report& report, const TableOptions& options, const TextStyle& style, std::ostream& out) {
-  const std::vector<Row> rows = report.view ? view_rows(*report.view, options) : parameter_rows(report, options);
+  const std::vector<NormsRow> rows = norms_rows(report, options);
   const std::string_view first_column = report.view ? name(report.view->by) : "name";
   const ReportStatistics total = report.norm->statistics.value_or(ReportStatistics{});
 
@@ -106,7 +103,7 @@ void write_norms_table(const Report& report, const TableOptions& options, const 
   const std::size_t inf_width = std::max<std::size_t>(grouped(total.posinf + total.neginf).size(), 3) + 2;
   const std::size_t counts_width = zeros_width + nan_width + inf_width;
   std::size_t name_width = std::max<std::size_t>(5, first_column.size());
-  for (const Row& row : rows) name_width = std::max(name_width, columns(row.label));
+  for (const NormsRow& row : rows) name_width = std::max(name_width, columns(row.label));
   if (style.width != 0) {
     const std::size_t room = style.width > kNumbers + counts_width ? style.width - kNumbers - counts_width : 0;
     name_width = std::min(name_width, std::max<std::size_t>(room, 12));
@@ -122,10 +119,10 @@ void write_norms_table(const Report& report, const TableOptions& options, const 
                            "share", "max", "mean", "zeros", zeros_width, "nan", nan_width, "inf", inf_width))
       << '\n';
   std::vector<std::string> labels;
-  for (const Row& row : rows) labels.push_back(row.label);
+  for (const NormsRow& row : rows) labels.push_back(row.label);
   labels = shortened_apart(labels, name_width);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& row = rows[i];
+    const NormsRow& row = rows[i];
     out << paint(style, row.statistics->nonfinite() != 0 ? Ink::alarm : Ink::plain,
                  text(labels[i], row.norm, row.share, *row.statistics))
         << '\n';

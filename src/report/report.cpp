@@ -130,8 +130,16 @@ Report base_report(std::string command, const std::filesystem::path& dump, const
     report.dump.elements = add_saturating(report.dump.elements, parameter.elements);
     report.dump.bytes = add_saturating(report.dump.bytes, parameter.bytes);
     if (norm != nullptr) measured(parameter, norm->parameters[i]);
+    if (norm != nullptr && norm->histograms) parameter.histogram = norm->histograms->parameters[i];
   }
 
+  for (std::size_t m = 0; m < manifest.meshes.size(); ++m) {
+    const DeviceMesh& mesh = manifest.meshes[m];
+    const bool is_moe =
+        std::find(manifest.moe_meshes.begin(), manifest.moe_meshes.end(), m) != manifest.moe_meshes.end();
+    report.meshes.push_back(
+        {mesh.name(), mesh.dim_names(), mesh.shape(), mesh.ranks(), manifest.device_mesh == m, is_moe});
+  }
   const std::vector<ShardingGroup> groups = sharding_groups(manifest);
   for (const ShardingGroup& group : groups) {
     for (const std::size_t member : group.parameters) report.parameters[member].group = report.groups.size();
@@ -218,9 +226,10 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
   report.output = std::move(output);
   report.run = std::move(run);
   report.scale = ReportScale{result.scale.label_token_divisor, result.scale.expert_divisor, result.scale.explanation};
-  report.norm = ReportNorm{result.order.p, norm != nullptr ? norm->total : result.total, std::nullopt};
+  report.norm = ReportNorm{result.order.p, norm != nullptr ? norm->total : result.total, {}, {}};
   if (norm != nullptr) {
     report.norm->statistics = statistics_of(norm->statistics);
+    if (norm->histograms) report.norm->histogram = norm->histograms->total;
     report.reference = reference_of(norm->reference, result, manifest.training.grad_norm);
     report.findings = norm->findings;
   }
@@ -249,13 +258,6 @@ Report inspect_report(const std::filesystem::path& dump, const Manifest& manifes
   contents.training = manifest.training;
   contents.has_checksum = manifest.has_checksum;
   for (const auto& [file, record] : manifest.files) contents.files_with_checksum += record.xxh3_64.has_value() ? 1 : 0;
-  for (std::size_t m = 0; m < manifest.meshes.size(); ++m) {
-    const DeviceMesh& mesh = manifest.meshes[m];
-    const bool is_moe =
-        std::find(manifest.moe_meshes.begin(), manifest.moe_meshes.end(), m) != manifest.moe_meshes.end();
-    contents.meshes.push_back(
-        {mesh.name(), mesh.dim_names(), mesh.shape(), mesh.ranks(), manifest.device_mesh == m, is_moe});
-  }
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const ParameterEntry& entry = manifest.parameters[i];
     if (!entry.mesh) contents.plain_tensors.push_back({i, copies_text(entry.copies), entry.ranks.size()});

@@ -10,10 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "gradclip/analysis/baseline_check.hpp"
 #include "gradclip/analysis/diff.hpp"
+#include "gradclip/analysis/merge.hpp"
 #include "gradclip/base/dtype.hpp"
 #include "gradclip/base/finding.hpp"
 #include "gradclip/clip/clip.hpp"
+#include "gradclip/clip/sweep.hpp"
 #include "gradclip/dump/manifest.hpp"
 
 namespace gradclip {
@@ -78,6 +81,7 @@ struct ReportNorm {
   double type = 2.0;  ///< p; may be infinity
   double total = 0.0;
   std::optional<ReportStatistics> statistics;  ///< empty where --total-norm gave the total
+  std::optional<ExponentHistogram> histogram;  ///< of all; with --histogram
 };
 
 struct ReportClip {
@@ -159,6 +163,7 @@ struct ReportParameter {
   std::optional<double> share;
   std::optional<ReportStatistics> statistics;
   std::optional<ReportPlace> first_nonfinite;
+  std::optional<ExponentHistogram> histogram;  ///< with --histogram
 };
 
 struct ReportMesh {
@@ -183,7 +188,6 @@ struct ReportContents {
   std::string producer;
   std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;
   TrainingRecord training;
-  std::vector<ReportMesh> meshes;
   std::vector<ReportPlainTensor> plain_tensors;
   bool has_checksum = false;
   std::uint64_t files_with_checksum = 0;
@@ -200,6 +204,7 @@ struct ReportViewLine {
   double norm = 0.0;             ///< of the elements that count here; so are the statistics
   double share = 0.0;
   ReportStatistics statistics;
+  std::optional<ExponentHistogram> histogram;  ///< with --histogram; not by rank
 };
 
 /// A model taken apart: the p-th powers of the lines' norms add up to the total's.
@@ -267,19 +272,59 @@ struct ReportDiff {
   std::optional<std::size_t> first;          ///< index into parameters: the first that is not equal
 };
 
+/// One dump of a sweep.
+struct ReportSweepStep {
+  std::string path;
+  std::optional<std::int64_t> step;
+  double type = 2.0;           ///< p
+  double total = 0.0;          ///< exact
+  std::uint64_t findings = 0;  ///< of the report's, that are about this dump
+};
+
+/// What several max_norms would have done to several steps.
+struct ReportSweep {
+  std::vector<ReportSweepStep> steps;  ///< in the order of their recorded steps
+  std::uint64_t nonfinite = 0;         ///< steps whose total is NaN or infinite: in no line
+  std::vector<SweepLine> lines;        ///< by max_norm, as they were given
+};
+
+/// A full tensor of `merge`.
+struct ReportTensor {
+  std::string name;       ///< in the output
+  std::string parameter;  ///< in the dump
+  std::vector<std::int64_t> shape;
+  DType dtype = DType::float32;           ///< as written
+  DType recorded_dtype = DType::float32;  ///< in the dump
+  std::optional<float> scale_inv;
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;  ///< 0 where it is not written
+  std::string status;       ///< "written", "none", "repeated"
+};
+
+/// What `merge` adds.
+struct ReportMerge {
+  std::string format;                 ///< "dump", "safetensors"
+  std::vector<ReportTensor> tensors;  ///< in model order
+  std::uint64_t bytes = 0;            ///< of all tensors
+};
+
 struct Report {
   std::string command;
   ReportDump dump;
-  std::optional<std::string> output;               ///< command clip: where the clipped dump is
+  std::optional<std::string> output;               ///< clip, merge: where the output is
   std::optional<ReportRun> run;                    ///< empty for inspect
   std::optional<ReportContents> contents;          ///< inspect
   std::optional<ReportView> view;                  ///< norms --by anything but parameter
   std::optional<ReportVerification> verification;  ///< verify
   std::optional<ReportDiff> diff;                  ///< diff
+  std::optional<CheckResult> check;                ///< check
+  std::optional<ReportSweep> sweep;                ///< norms --sweep, which has nothing but this, run and findings
+  std::optional<ReportMerge> merge;                ///< merge
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
   std::optional<ReportReference> reference;  ///< empty where --total-norm gave the total
+  std::vector<ReportMesh> meshes;            ///< clip, norms, inspect
   std::vector<ReportGroup> groups;
   std::vector<ReportStage> stages;
   std::vector<ReportType> dtypes;
@@ -317,6 +362,28 @@ struct Report {
 [[nodiscard]] Report diff_report(const std::filesystem::path& a, const Manifest& manifest_a,
                                  const std::filesystem::path& b, const Manifest& manifest_b, const DiffRule& rule,
                                  const DiffResult& result, ReportRun run);
+
+/// The report of `check`: that of `norms`, with the verdict's findings in place of the dump's.
+[[nodiscard]] Report check_report(const std::filesystem::path& dump, const Manifest& manifest, const TrainingStep& step,
+                                  const ClipOptions& options, const ClipResult& result, CheckResult check,
+                                  ReportRun run);
+
+/// How many items of a check passed and how many did not (failed, or changed); parameters by all of their items.
+struct CheckCounts {
+  std::uint64_t items_passed = 0;
+  std::uint64_t items_failed = 0;
+  std::uint64_t parameters_passed = 0;
+  std::uint64_t parameters_failed = 0;
+};
+[[nodiscard]] CheckCounts count_items(const CheckResult& check);
+
+/// The verdict of `check` in one line, for the log of a CI system. Names in it are printable().
+[[nodiscard]] std::string check_summary(const Report& report);
+
+/// The report of `merge`.
+[[nodiscard]] Report merge_report(const std::filesystem::path& dump, const Manifest& manifest,
+                                  const std::filesystem::path& output, MergeFormat format, const MergeResult& result,
+                                  ReportRun run);
 
 /// The dump and its size, from the manifest.
 [[nodiscard]] ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest);

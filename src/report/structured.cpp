@@ -7,12 +7,28 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/manifest.hpp"
+#include "gradclip/report/html.hpp"
 #include "gradclip/report/structured_pieces.hpp"
 
 namespace gradclip {
 namespace {
 
 using Layout = JsonWriter::Layout;
+
+void write_meshes(JsonWriter& json, const std::vector<ReportMesh>& meshes) {
+  json.open_member("meshes", '[', Layout::lines);
+  for (const ReportMesh& mesh : meshes) {
+    json.open('{', Layout::one_line);
+    json.member("name", mesh.name);
+    json.member("dim_names", mesh.dim_names);
+    json.member("shape", mesh.shape);
+    json.member("ranks", mesh.ranks);
+    json.member("device_mesh", mesh.device_mesh);
+    json.member("moe_mesh", mesh.moe_mesh);
+    json.close();
+  }
+  json.close();
+}
 
 void write_contents(JsonWriter& json, const Report& report) {
   const ReportContents& contents = *report.contents;
@@ -41,18 +57,7 @@ void write_contents(JsonWriter& json, const Report& report) {
   json.member("ignore_index", training.ignore_index);
   json.member("grad_norm", training.grad_norm);
   json.close();
-  json.open_member("meshes", '[', Layout::lines);
-  for (const ReportMesh& mesh : contents.meshes) {
-    json.open('{', Layout::one_line);
-    json.member("name", mesh.name);
-    json.member("dim_names", mesh.dim_names);
-    json.member("shape", mesh.shape);
-    json.member("ranks", mesh.ranks);
-    json.member("device_mesh", mesh.device_mesh);
-    json.member("moe_mesh", mesh.moe_mesh);
-    json.close();
-  }
-  json.close();
+  write_meshes(json, report.meshes);
   json.open_member("plain_tensors", '[', Layout::lines);
   for (const ReportPlainTensor& tensor : contents.plain_tensors) {
     json.open('{', Layout::one_line);
@@ -83,6 +88,7 @@ void write_norm(JsonWriter& json, const ReportNorm& norm) {
   json.member("max_abs", measured ? std::optional<double>(measured->max_abs) : std::nullopt);
   json.member("min_abs", measured ? measured->min_abs : std::nullopt);
   json.member("mean", measured ? std::optional<double>(measured->mean) : std::nullopt);
+  if (norm.histogram) write_histogram(json, *norm.histogram);
   json.close();
 }
 
@@ -194,6 +200,7 @@ void write_parameter(JsonWriter& json, const Report& report, const ReportParamet
   } else {
     json.member("first_nonfinite", nullptr);
   }
+  if (parameter.histogram) write_histogram(json, *parameter.histogram);
   json.close();
 }
 
@@ -218,6 +225,7 @@ void write_view(JsonWriter& json, const ReportView& view) {
     json.member("nan", measured.nan);
     json.member("posinf", measured.posinf);
     json.member("neginf", measured.neginf);
+    if (line.histogram) write_histogram(json, *line.histogram);
     json.close();
   }
   json.close();
@@ -238,13 +246,17 @@ void write_verification(JsonWriter& json, const ReportVerification& verification
 }
 
 void write_view_csv(const ReportView& view, std::ostream& out) {
-  out << name(view.by) << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf\n";
+  out << name(view.by) << ",parameters,elements,norm,share,max_abs,min_abs,mean,zeros,subnormals,nan,posinf,neginf";
+  if (!view.lines.empty() && view.lines.front().histogram) out << histogram_csv_header();
+  out << '\n';
   for (const ReportViewLine& line : view.lines) {
     const ReportStatistics& measured = line.statistics;
-    out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_text(line.name), line.parameters,
+    out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}", csv_text(line.name), line.parameters,
                        measured.elements, csv_number(line.norm), csv_number(line.share), csv_number(measured.max_abs),
                        csv_number(measured.min_abs), csv_number(measured.mean), measured.zeros, measured.subnormals,
                        measured.nan, measured.posinf, measured.neginf);
+    if (line.histogram) out << histogram_csv(*line.histogram);
+    out << '\n';
   }
 }
 
@@ -263,12 +275,12 @@ ReportFormat report_format(const std::filesystem::path& file) {
   const std::string ending = file.extension().string();
   if (ending == ".json") return ReportFormat::json;
   if (ending == ".csv") return ReportFormat::csv;
+  if (ending == ".xml") return ReportFormat::junit;
+  if (ending == ".html") return ReportFormat::html;
   ErrorText text;
   text.where = "--report " + gradclip::quoted(file.string());
-  text.expected = "a name that ends in .json or .csv";
-  if (ending == ".html" || ending == ".xml") {
-    text.found = "this version does not write " + ending + " reports yet";
-  } else if (ending.empty()) {
+  text.expected = "a name that ends in .json, .csv, .html or .xml";
+  if (ending.empty()) {
     text.found = "the name has no ending to tell the format by";
   } else {
     text.found = "unknown ending " + gradclip::quoted(ending);
@@ -282,11 +294,15 @@ void write_json(const Report& report, std::ostream& out) {
   json.member("format", "gradclip.report");
   json.member("version", kReportVersion);
   json.member("command", report.command);
-  write_dump(json, "dump", report.dump);
-  if (report.command == "clip") json.member("output", report.output);
+  if (!report.sweep) write_dump(json, "dump", report.dump);
+  if (report.command == "clip" || report.merge) json.member("output", report.output);
   if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
-  if (report.contents) write_contents(json, report);
+  if (report.contents) {
+    write_contents(json, report);
+  } else if (report.norm) {
+    write_meshes(json, report.meshes);
+  }
   if (report.scale) {
     json.open_member("scale", '{', Layout::lines);
     json.member("label_token_divisor", report.scale->label_token_divisor);
@@ -305,6 +321,12 @@ void write_json(const Report& report, std::ostream& out) {
     write_verification(json, *report.verification);
   } else if (report.diff) {
     write_diff(json, *report.diff);
+  } else if (report.check) {
+    write_check(json, report);
+  } else if (report.sweep) {
+    write_sweep(json, *report.sweep);
+  } else if (report.merge) {
+    write_merge(json, *report.merge);
   } else {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
@@ -330,6 +352,15 @@ void write_json(const FactSheet& sheet, std::ostream& out) {
   json.close();
 }
 
+void write_csv(const FactSheet& sheet, std::ostream& out) {
+  out << "section,fact,value\n";
+  for (const FactSection& section : sheet.sections) {
+    for (const auto& [fact, value] : section.facts) {
+      out << fmt::format("{},{},{}\n", csv_text(section.name), csv_text(fact), csv_text(value));
+    }
+  }
+}
+
 void write_csv(const Report& report, std::ostream& out) {
   if (report.verification) {
     write_findings_csv(report, out);
@@ -339,12 +370,26 @@ void write_csv(const Report& report, std::ostream& out) {
     write_diff_csv(*report.diff, out);
     return;
   }
+  if (report.check) {
+    write_check_csv(*report.check, out);
+    return;
+  }
+  if (report.sweep) {
+    write_sweep_csv(*report.sweep, out);
+    return;
+  }
+  if (report.merge) {
+    write_merge_csv(*report.merge, out);
+    return;
+  }
   if (report.view) {
     write_view_csv(*report.view, out);
     return;
   }
   out << "name,model_part,shape,dtype,mesh,placements,expert,counted,elements,norm,share,max_abs,min_abs,mean,"
-         "zeros,subnormals,nan,posinf,neginf,first_nonfinite_index,first_nonfinite_rank\n";
+         "zeros,subnormals,nan,posinf,neginf,first_nonfinite_index,first_nonfinite_rank";
+  if (report.norm && report.norm->histogram) out << histogram_csv_header();
+  out << '\n';
   for (const ReportParameter& parameter : report.parameters) {
     const ReportGroup& group = report.groups[parameter.group];
     out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},", csv_text(parameter.name), parameter.model_part,
@@ -364,6 +409,7 @@ void write_csv(const Report& report, std::ostream& out) {
     } else {
       out << ',';
     }
+    if (parameter.histogram) out << histogram_csv(*parameter.histogram);
     out << '\n';
   }
 }
@@ -375,6 +421,12 @@ void write(const Report& report, ReportFormat format, std::ostream& out) {
       return;
     case ReportFormat::csv:
       write_csv(report, out);
+      return;
+    case ReportFormat::junit:
+      write_junit(report, out);
+      return;
+    case ReportFormat::html:
+      write_html(report, out);
       return;
   }
 }

@@ -1,7 +1,8 @@
 #pragma once
-// Reports for programs: JSON and CSV. Written as they are formed, so that a report of 100,000 parameters needs no
-// second copy of itself. Numbers are the shortest decimals that read back to the same bits; NaN and infinities are the
-// strings "nan", "inf", "-inf"; everything beyond ASCII is escaped in JSON, so that no name can write to a terminal.
+// Reports for programs: JSON, CSV and JUnit. Written as they are formed, so that a report of 100,000 parameters needs
+// no second copy of itself. Numbers are the shortest decimals that read back to the same bits; NaN and infinities are
+// the strings "nan", "inf", "-inf"; everything beyond ASCII is escaped in JSON, so that no name can write to a
+// terminal.
 
 #include <filesystem>
 #include <iosfwd>
@@ -10,20 +11,25 @@
 
 namespace gradclip {
 
-enum class ReportFormat : std::uint8_t { json, csv };
+enum class ReportFormat : std::uint8_t { json, csv, junit, html };
 
-/// The format that a file's ending asks for. Errors: Error(usage) for .html and .xml (not in this version) and for any
-/// other ending.
+/// The format that a file's ending asks for. .xml is JUnit. Errors: Error(usage) for any other ending.
 [[nodiscard]] ReportFormat report_format(const std::filesystem::path& file);
 
 /// The keys of docs/reports.md, in its order. What was not measured is null; what the command does not have is absent.
 void write_json(const Report& report, std::ostream& out);
 void write_json(const FactSheet& sheet, std::ostream& out);
 
-/// The parameters (for `verify` the findings, with a view its lines), one a line under a line of column names (RFC
-/// 4180, lines end in \n). Text that a spreadsheet would take for a formula (it begins with = + - @, a tab or a
-/// carriage return) begins with an apostrophe.
+/// The parameters (for `verify` the findings, for `check` the items, with a view its lines), one a line under a line of
+/// column names (RFC 4180, lines end in \n). Text that a spreadsheet would take for a formula (it begins with = + - @,
+/// a tab or a carriage return) begins with an apostrophe.
 void write_csv(const Report& report, std::ostream& out);
+
+void write_csv(const FactSheet& sheet, std::ostream& out);  ///< a line for each fact
+
+/// Test results as CI systems read them: a suite of one case for each parameter that the command looked at, failed if a
+/// finding names it, and one for each finding that names none of them. Names are escaped (escapes.hpp).
+void write_junit(const Report& report, std::ostream& out);
 
 void write(const Report& report, ReportFormat format, std::ostream& out);
 

@@ -61,8 +61,8 @@ void write_finding(JsonWriter& json, const Finding& finding) {
 
 }  // namespace
 
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings) {
-  json.open_member("findings", '[', Layout::lines);
+void write_findings(JsonWriter& json, const std::vector<Finding>& findings, std::string_view key) {
+  json.open_member(key, '[', Layout::lines);
   for (const Finding& finding : findings) write_finding(json, finding);
   json.close();
 }

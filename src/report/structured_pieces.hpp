@@ -114,11 +114,27 @@ class JsonWriter {
 /// Members of the head and of every report, in their order.
 void write_dump(JsonWriter& json, std::string_view key, const ReportDump& dump);
 void write_run(JsonWriter& json, const ReportRun& run);
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings);
+void write_findings(JsonWriter& json, const std::vector<Finding>& findings, std::string_view key = "findings");
 
 /// `diff`: rule, parameters, first_difference; and its table.
 void write_diff(JsonWriter& json, const ReportDiff& diff);
 void write_diff_csv(const ReportDiff& diff, std::ostream& out);
+
+/// `check`: verdict, items, known findings, changes; and its table.
+void write_check(JsonWriter& json, const Report& report);
+void write_check_csv(const CheckResult& check, std::ostream& out);
+/// `norms --histogram`: the member "histogram" of a parameter, a line of a view, or the norm; its columns of a CSV
+/// file, each after a comma.
+void write_histogram(JsonWriter& json, const ExponentHistogram& histogram);
+[[nodiscard]] std::string histogram_csv_header();
+[[nodiscard]] std::string histogram_csv(const ExponentHistogram& histogram);
+
+/// `norms --sweep`: sweep, steps; and its table.
+void write_sweep(JsonWriter& json, const ReportSweep& sweep);
+void write_sweep_csv(const ReportSweep& sweep, std::ostream& out);
+/// `merge`: format, bytes, parameters; and its table.
+void write_merge(JsonWriter& json, const ReportMerge& merge);
+void write_merge_csv(const ReportMerge& merge, std::ostream& out);
 
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);

@@ -109,7 +109,10 @@ void write_nonfinite(const Report& report, const TextStyle& style, std::ostream&
   for (const ReportParameter& parameter : report.parameters) {
     parameters += parameter.statistics && parameter.statistics->nonfinite() != 0 ? 1 : 0;
   }
-  const std::string counts = nonfinite_counts(*statistics);
+  std::string counts = nonfinite_counts(*statistics);
+  if (statistics->nonfinite() != 0) {
+    counts += fmt::format(" ({} of all)", part_text(statistics->nonfinite(), statistics->elements));
+  }
   line(out, style, "non-finite",
        fmt::format("{} in {}, first in each:", counts.empty() ? "none that counts, but some" : counts,
                    counted(parameters, "parameter", "parameters")),
@@ -316,7 +319,7 @@ std::string checksum_text(const ReportContents& contents) {
 
 void write_meshes(const Report& report, const TextStyle& style, std::ostream& out) {
   std::vector<std::vector<std::string>> rows;
-  for (const ReportMesh& mesh : report.contents->meshes) {
+  for (const ReportMesh& mesh : report.meshes) {
     if (rows.size() >= kMostRows) {
       rows.emplace_back();
       continue;
@@ -417,6 +420,7 @@ void write_norms(const Report& report, const TableOptions& options, const TextSt
   write_first_nonfinite(report, style, out);
   write_norms_table(report, options, style, out);
   out << '\n';
+  if (report.norm->histogram) write_histograms(report, options, style, out);
 
   write_total(report, style, out);
   write_recorded(report, style, out);
@@ -424,6 +428,13 @@ void write_norms(const Report& report, const TableOptions& options, const TextSt
   write_scale(report, style, out);
   write_elements(report, style, out);
   write_nonfinite(report, style, out);
+  write_findings(report, style, out);
+  out << '\n';
+  write_run(report, style, out);
+}
+
+void write_sweep(const Report& report, const TextStyle& style, std::ostream& out) {
+  write_sweep_tables(report, style, out);
   write_findings(report, style, out);
   out << '\n';
   write_run(report, style, out);

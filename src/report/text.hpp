@@ -15,6 +15,7 @@ namespace gradclip {
 struct TextStyle {
   bool colour = false;
   std::size_t width = 0;  ///< columns; 0: lines may be of any length
+  bool unicode = false;   ///< whether block characters may be drawn with
 };
 
 enum class ParameterOrder : std::uint8_t { model, norm, max, nan, name };
@@ -43,6 +44,13 @@ void write_verification(const Report& report, const TextStyle& style, std::ostre
 
 /// The answer of `diff`: "equal" or what differs, the parameters that differ most, findings, how it ran.
 void write_differences(const Report& report, const TextStyle& style, std::ostream& out);
+
+/// The answer of `check`: the verdict in one line, under what conditions, findings (or changes) worst first.
+void write_check(const Report& report, const TextStyle& style, std::ostream& out);
+/// The answer of `norms --sweep`.
+void write_sweep(const Report& report, const TextStyle& style, std::ostream& out);
+/// The answer of `merge`: what was written where, findings, how it ran.
+void write_merged(const Report& report, const TextStyle& style, std::ostream& out);
 
 void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& out);
 

@@ -50,6 +50,12 @@ std::string percent(double share) {
   return fmt::format("{:.2f} %", 100.0 * share);
 }
 
+std::string part_text(std::uint64_t part, std::uint64_t all) {
+  if (all == 0) return "-";
+  const double share = static_cast<double>(part) / static_cast<double>(all);
+  return part != 0 && share < 0.00005 ? "<0.01 %" : percent(share);
+}
+
 std::string index_text(const std::vector<std::int64_t>& index) {
   return fmt::format("[{}]", fmt::join(index, ", "));
 }

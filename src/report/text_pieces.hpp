@@ -27,6 +27,8 @@ void line(std::ostream& out, const TextStyle& style, std::string_view label, std
 [[nodiscard]] std::string counted(std::uint64_t number, std::string_view one, std::string_view many);
 /// "12.30 %", "nan"
 [[nodiscard]] std::string percent(double share);
+/// The same of a part of a whole: "<0.01 %" where "0.00 %" would hide it, "-" of nothing.
+[[nodiscard]] std::string part_text(std::uint64_t part, std::uint64_t all);
 /// "[0, 3]"
 [[nodiscard]] std::string index_text(const std::vector<std::int64_t>& index);
 /// "rank 1", "ranks 0-3, 8"
@@ -36,8 +38,23 @@ void line(std::ostream& out, const TextStyle& style, std::string_view label, std
 
 /// Indices of all parameters in the order that is asked for; only the first `top` of it are sorted and returned.
 [[nodiscard]] std::vector<std::size_t> ordered_parameters(const Report& report, const TableOptions& options);
+/// One line of it before it is written. The pointers are into the report.
+struct NormsRow {
+  std::string label;  ///< printable
+  double norm = 0.0;
+  double share = 0.0;
+  const ReportStatistics* statistics = nullptr;
+  const ExponentHistogram* histogram = nullptr;  ///< with --histogram; not by rank
+};
+[[nodiscard]] std::vector<NormsRow> norms_rows(const Report& report, const TableOptions& options);
 /// The table of `norms`: the report's view, or its parameters, with the total as its last line.
 void write_norms_table(const Report& report, const TableOptions& options, const TextStyle& style, std::ostream& out);
+
+/// A chart of binary exponents for each of the table's rows and all, and what casts would do. @pre --histogram
+void write_histograms(const Report& report, const TableOptions& options, const TextStyle& style, std::ostream& out);
+
+/// The steps with their totals, and what each max_norm would have done. @pre --sweep
+void write_sweep_tables(const Report& report, const TextStyle& style, std::ostream& out);
 
 /// The command, the dump and its size, with an empty line under it.
 void write_head(const Report& report, const TextStyle& style, std::ostream& out);

@@ -12,7 +12,14 @@ namespace {
 
 ReportViewLine line_of(std::string name, const NormResult& result, const std::vector<std::size_t>& parameters) {
   const GroupNorm norm = norm_of(result, parameters);
-  return {std::move(name), parameters.size(), norm.norm, norm.share, statistics_of(norm.statistics)};
+  ReportViewLine line{std::move(name), parameters.size(), norm.norm, norm.share, statistics_of(norm.statistics), {}};
+  if (result.histograms) {
+    line.histogram.emplace();
+    for (const std::size_t p : parameters) {
+      if (result.parameters[p].counted) line.histogram->add(result.histograms->parameters[p]);
+    }
+  }
+  return line;
 }
 
 std::vector<ReportViewLine> by_module(std::optional<std::size_t> depth, const Manifest& manifest,
@@ -80,8 +87,12 @@ std::vector<ReportViewLine> by_rank(const Manifest& manifest, const NormResult& 
     const auto counted = result.ranks.find(rank);
     const TensorStatistics statistics = counted == result.ranks.end() ? TensorStatistics{} : counted->second;
     const double norm = statistics.norm(result.order);
-    lines.push_back({fmt::to_string(rank), parameters[static_cast<std::size_t>(rank)], norm,
-                     share_of(norm, result.total, result.order), statistics_of(statistics)});
+    lines.push_back({fmt::to_string(rank),
+                     parameters[static_cast<std::size_t>(rank)],
+                     norm,
+                     share_of(norm, result.total, result.order),
+                     statistics_of(statistics),
+                     {}});
   }
   return lines;
 }

@@ -50,8 +50,10 @@ ShardStream::ShardStream(Backend& backend, const StreamOptions& options)
 ShardStream::~ShardStream() = default;
 
 void ShardStream::measure(std::span<const ShardTask> tasks, std::span<const ScaleFactors> factors,
-                          const StatisticsRequest& request, const ChunkSink& sink) {
-  StreamPass(*this, tasks, factors, request, sink).run();
+                          const StatisticsRequest& request, const ChunkSink& sink, const StoredSink& stored) {
+  StreamPass pass(*this, tasks, factors, request, sink);
+  pass.show_stored(stored);
+  pass.run();
 }
 
 void ShardStream::scale(std::span<const ShardTask> tasks, std::span<RankFileWriter* const> writers,
@@ -67,6 +69,7 @@ void ShardStream::prepare_workers(std::size_t count) {
   const std::size_t results = result_bytes(options_.block_bytes);
   while (workers_.size() < count) {
     auto worker = std::make_unique<StreamWorker>();
+    worker->number = workers_.size();
     if (on_host()) {
       worker->slots[0].staging = backend_.allocate(block, space_);
       worker->slots[0].results = backend_.allocate(results, space_);

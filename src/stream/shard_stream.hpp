@@ -49,6 +49,7 @@ struct ShardTask {
   std::int64_t model_part = 0;         ///< of the parameter
   bool fingerprint = false;            ///< whether the stored bytes are to be hashed
   bool measured = true;                ///< whether the sink is to hear of it
+  bool shown = false;                  ///< whether the stored sink is to see its elements
 };
 
 /// Seconds that all workers of this process spent, added up.
@@ -70,6 +71,17 @@ struct MeasuredChunk {
 /// Receives the chunks of a task in order, one call at a time per task, from any thread.
 using ChunkSink = std::function<void(const MeasuredChunk&)>;
 
+/// Some of a task's elements as the dump has them, in host memory, whatever the device.
+struct StoredElements {
+  std::size_t task;
+  const std::byte* data;
+  std::uint64_t count;
+};
+
+/// Receives every element of the tasks that are shown once, in any order, from `worker` (below the number of threads)
+/// one call at a time: for what is counted on the host. While a device works on the same block.
+using StoredSink = std::function<void(std::size_t worker, const StoredElements&)>;
+
 struct StreamWorker;
 
 /// One pass at a time.
@@ -81,8 +93,9 @@ class ShardStream {
   ShardStream& operator=(const ShardStream&) = delete;
 
   /// Statistics of every task's scaled values. On a device, shards are kept while there is room.
+  /// @param stored  sees the elements of the tasks that are shown; may be empty
   void measure(std::span<const ShardTask> tasks, std::span<const ScaleFactors> factors,
-               const StatisticsRequest& request, const ChunkSink& sink);
+               const StatisticsRequest& request, const ChunkSink& sink, const StoredSink& stored = {});
 
   /// Scales every task's values and writes them through its writer. `sink` receives the statistics of what was written
   /// (no fingerprints); empty: not measured. Kept shards are scaled where they are and freed once they are written.

@@ -114,7 +114,7 @@ void StreamPass::run() {
 void StreamPass::work(StreamWorker& worker) {
   try {
     if (stream_.on_host()) {
-      work_in_turn(worker.slots[0]);
+      work_in_turn(worker);
     } else {
       work_overlapped(worker);
     }
@@ -124,11 +124,13 @@ void StreamPass::work(StreamWorker& worker) {
   }
 }
 
-void StreamPass::work_in_turn(StreamSlot& slot) {
+void StreamPass::work_in_turn(StreamWorker& worker) {
+  StreamSlot& slot = worker.slots[0];
   while (!stop_ && cutter_.next(slot.block)) {
     read(slot);
     submit(slot);
     fingerprint(slot);
+    show(slot, worker.number);
     wait();
     hand_on(slot);
   }
@@ -145,6 +147,7 @@ void StreamPass::work_overlapped(StreamWorker& worker) {
     if (busy != nullptr && !stop_) hand_on(*busy);
     if (!more) return;
     fingerprint(slot);
+    show(slot, worker.number);
     busy = &slot;
   }
 }
@@ -155,8 +158,7 @@ void StreamPass::read(StreamSlot& slot) {
   std::uint64_t bytes = 0;
   for (const Piece& piece : slot.block.pieces) {
     const Place place = kept_.place(piece);
-    const bool hashed = place == Place::kept && tasks_[piece.task].fingerprint;  // the host needs the bytes
-    if (place == Place::kept_on_host || (place == Place::kept && !hashed)) continue;
+    if (place == Place::kept_on_host || (place == Place::kept && !host_needs(tasks_[piece.task]))) continue;
     slot.reads.push_back({tasks_[piece.task].shard, piece.first, piece.count, slot.staging.data() + piece.offset});
     bytes += piece.count * element_size(piece);
   }
@@ -185,14 +187,22 @@ void StreamPass::fingerprint(StreamSlot& slot) {
   for (const Piece& piece : slot.block.pieces) {
     const ShardTask& task = tasks_[piece.task];
     if (!task.measured) continue;
-    const std::byte* stored =
-        kept_.place(piece) == Place::kept_on_host ? kept_.bytes(piece).data : slot.staging.data() + piece.offset;
+    const std::byte* const data = stored(slot, piece);
     const std::size_t size = element_size(piece);
     for (std::uint64_t at = 0; at < piece.count; at += kChunkElements) {
       const std::uint64_t count = std::min<std::uint64_t>(kChunkElements, piece.count - at);
       const bool wanted = task.fingerprint && writers_.empty();
-      slot.fingerprints.push_back(wanted ? XXH3_64bits(stored + at * size, count * size) : 0);
+      slot.fingerprints.push_back(wanted ? XXH3_64bits(data + at * size, count * size) : 0);
     }
+  }
+}
+
+/// Likewise.
+void StreamPass::show(const StreamSlot& slot, std::size_t worker) {
+  if (stored_sink_ == nullptr || !*stored_sink_) return;
+  const Stopwatch watch(stream_.compute_nanoseconds_);
+  for (const Piece& piece : slot.block.pieces) {
+    if (tasks_[piece.task].shown) (*stored_sink_)(worker, {piece.task, stored(slot, piece), piece.count});
   }
 }
 
@@ -293,6 +303,14 @@ void StreamPass::deliver(StreamSlot& slot) {
       for (const MeasuredChunk& one : measured) sink_(one);
     }
   }
+}
+
+bool StreamPass::host_needs(const ShardTask& task) const noexcept {
+  return task.fingerprint || (task.shown && stored_sink_ != nullptr && *stored_sink_);
+}
+
+const std::byte* StreamPass::stored(const StreamSlot& slot, const Piece& piece) const noexcept {
+  return kept_.place(piece) == Place::kept_on_host ? kept_.bytes(piece).data : slot.staging.data() + piece.offset;
 }
 
 std::size_t StreamPass::element_size(const Piece& piece) const noexcept {

@@ -28,6 +28,7 @@ struct StreamSlot {
 
 /// A worker's memory. Allocated once, used by one thread at a time.
 struct StreamWorker {
+  std::size_t number = 0;
   std::array<StreamSlot, 2> slots;  ///< the second one with a device only
 };
 
@@ -37,6 +38,9 @@ class StreamPass {
   StreamPass(ShardStream& stream, std::span<const ShardTask> tasks, std::span<const ScaleFactors> factors,
              const StatisticsRequest& request, const ChunkSink& sink);
 
+  /// Has a pass that measures also show its stored elements. The sink outlives it.
+  void show_stored(const StoredSink& sink) { stored_sink_ = &sink; }
+
   /// Makes it a pass that scales and writes.
   void write_through(std::span<RankFileWriter* const> writers);
 
@@ -44,13 +48,14 @@ class StreamPass {
 
  private:
   void work(StreamWorker& worker);
-  void work_in_turn(StreamSlot& slot);
+  void work_in_turn(StreamWorker& worker);
   void work_overlapped(StreamWorker& worker);
 
   // The phases of a block.
   void read(StreamSlot& slot);
   void submit(StreamSlot& slot);
   void fingerprint(StreamSlot& slot);
+  void show(const StreamSlot& slot, std::size_t worker);
   void wait();
   void hand_on(StreamSlot& slot);
 
@@ -61,6 +66,10 @@ class StreamPass {
   void write(StreamSlot& slot);
   void deliver(StreamSlot& slot);
 
+  /// Whether the host works on the task's stored bytes too.
+  [[nodiscard]] bool host_needs(const ShardTask& task) const noexcept;
+  /// Where it finds those of a piece. @pre a pass that measures; the piece was read, or is kept in host memory
+  [[nodiscard]] const std::byte* stored(const StreamSlot& slot, const Piece& piece) const noexcept;
   [[nodiscard]] std::size_t element_size(const Piece& piece) const noexcept;
 
   ShardStream& stream_;
@@ -69,6 +78,7 @@ class StreamPass {
   std::span<const ScaleFactors> factors_;
   const StatisticsRequest& request_;
   const ChunkSink& sink_;
+  const StoredSink* stored_sink_ = nullptr;
   BlockCutter cutter_;
   KeptTasks kept_;
   std::span<RankFileWriter* const> writers_;

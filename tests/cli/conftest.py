@@ -33,7 +33,7 @@ QUIET_MPI = {"OMPI_MCA_btl_base_warn_component_unused": "0", "OMPI_MCA_btl_vader
              "OMPI_MCA_btl": "self,vader", "OMPI_MCA_mpi_yield_when_idle": "1",
              "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_rmaps_base_oversubscribe": "1",
              "OMPI_MCA_odls_base_sigkill_timeout": "0"}
-LAUNCHED = re.compile(r"GRADCLIP_|OMPI_|PMI|SLURM_|(RANK|WORLD_SIZE|LOCAL_RANK|NO_COLOR|CLICOLOR_FORCE)$")
+LAUNCHED = re.compile(r"GRADCLIP_|GITHUB_|OMPI_|PMI|SLURM_|(RANK|WORLD_SIZE|LOCAL_RANK|NO_COLOR|CLICOLOR_FORCE)$")
 
 
 def binary():

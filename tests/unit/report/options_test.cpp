@@ -201,7 +201,7 @@ TEST(Options, ValuesThatCannotBe) {
   EXPECT_THAT(refusal({"norms", "in", "--by", "layer"}), HasSubstr("module, group, stage, dtype, rank"));
   EXPECT_THAT(refusal({"norms", "in", "--by", "module", "--depth", "0"}), HasSubstr("at least 1"));
   EXPECT_THAT(refusal({"norms", "in", "--by", "rank", "--depth", "2"}), HasSubstr("--by module"));
-  EXPECT_THAT(refusal({"norms", "in", "--report", "x.html"}), HasSubstr(".json or .csv"));
+  EXPECT_THAT(refusal({"norms", "in", "--report", "x.pdf"}), HasSubstr(".json, .csv, .html or .xml"));
   EXPECT_THAT(refusal({"norms", "in", "--numerics", "fast"}), HasSubstr("automodel-cpu"));
 }
 
@@ -218,7 +218,7 @@ TEST(Options, WordsThatCannotBe) {
   refusal({"norms", "in", "--overwrite"});
   refusal({"--quiet", "norms", "in"});
   EXPECT_THAT(refusal({"frobnicate"}), HasSubstr("no command 'frobnicate'"));
-  EXPECT_THAT(refusal({"merge", "in"}), HasSubstr("not in this version"));
+  EXPECT_THAT(refusal({"tokens", "in"}), HasSubstr("not in this version"));
 }
 
 TEST(Options, ConfigFilesThatCannotBe) {

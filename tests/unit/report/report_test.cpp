@@ -100,8 +100,8 @@ TEST(Report, ANaNThatWasRecordedIsNearANaN) {
 TEST(Report, InspectReadsTheManifestAlone) {
   const Report report = inspect_report("in", small_manifest());
   ASSERT_TRUE(report.contents.has_value());
-  EXPECT_EQ(report.contents->meshes.size(), 3u);
-  EXPECT_TRUE(report.contents->meshes[0].device_mesh);
+  EXPECT_EQ(report.meshes.size(), 3u);
+  EXPECT_TRUE(report.meshes[0].device_mesh);
   ASSERT_EQ(report.contents->plain_tensors.size(), 1u);
   EXPECT_EQ(report.contents->plain_tensors[0].copies, "distinct");
   EXPECT_FALSE(report.norm.has_value());

@@ -49,8 +49,9 @@ TEST(Json, HasTheContractsKeysInItsOrder) {
                              .value = 0.5,
                              .message = "copies differ"});
   const Json json = Json::parse(json_of(report));
-  EXPECT_THAT(keys(json), ElementsAre("format", "version", "command", "dump", "output", "run", "scale", "norm", "clip",
-                                      "reference", "groups", "stages", "dtypes", "parameters", "findings"));
+  EXPECT_THAT(keys(json),
+              ElementsAre("format", "version", "command", "dump", "output", "run", "meshes", "scale", "norm", "clip",
+                          "reference", "groups", "stages", "dtypes", "parameters", "findings"));
   EXPECT_EQ(json["format"], "gradclip.report");
   EXPECT_EQ(json["version"], 1);
   EXPECT_THAT(keys(json["dump"]), ElementsAre("path", "step", "world_size", "parameters", "elements", "bytes"));
@@ -193,13 +194,14 @@ TEST(Csv, NonFiniteNumbersAreWords) {
 TEST(ReportFormat, ComesFromTheEnding) {
   EXPECT_EQ(report_format("a/b.json"), ReportFormat::json);
   EXPECT_EQ(report_format("b.csv"), ReportFormat::csv);
-  for (const char* name : {"a.html", "a.xml", "a.txt", "json", ".json", "a"}) {
+  EXPECT_EQ(report_format("b.xml"), ReportFormat::junit);
+  for (const char* name : {"a.htm", "a.txt", "json", ".json", "a"}) {
     try {
       static_cast<void>(report_format(name));
       ADD_FAILURE() << name;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::usage) << name;
-      EXPECT_THAT(error.what(), HasSubstr(".json or .csv"));
+      EXPECT_THAT(error.what(), HasSubstr(".json, .csv, .html or .xml"));
     }
   }
 }

@@ -78,7 +78,7 @@ TEST(Summary, PlacesNonFiniteValues) {
   result.norm->findings.push_back(
       {.kind = "nonfinite", .parameter = "up", .ranks = {2}, .index = {}, .value = {}, .message = "2 NaN"});
   const std::string text = summary(small_report("clip", result));
-  EXPECT_THAT(text, HasSubstr("non-finite    2 NaN, 1 -inf in 1 parameter, first in each:\n"));
+  EXPECT_THAT(text, HasSubstr("non-finite    2 NaN, 1 -inf (13.04 % of all) in 1 parameter, first in each:\n"));
   EXPECT_THAT(text, HasSubstr("up [1, 1] rank 2 (2 NaN, 1 -inf)\n"));
   EXPECT_THAT(text, HasSubstr("findings      1, 1 of them above\n"));
 }

@@ -88,6 +88,31 @@ class DeviceStream : public testing::Test {
   DeferredBackend device_;
 };
 
+TEST_F(DeviceStream, ShowsStoredElementsWhateverIsKept) {
+  ShardStream stream(device_, options(3, 300'000));
+  for (const bool kept : {false, true}) {
+    TaskList list = tasks(false);
+    for (ShardTask& task : list.tasks) task.shown = true;
+    std::mutex mutex;
+    std::map<std::size_t, std::uint64_t> seen;
+    std::uint64_t wrong = 0;
+    stream.measure(list.tasks, list.factors, {}, {}, [&](std::size_t, const StoredElements& elements) {
+      const std::lock_guard lock(mutex);
+      const ShardTask& task = list.tasks[elements.task];
+      seen[task.parameter] += elements.count;
+      if (task.parameter != 1) return;
+      for (std::uint64_t i = 0; i < elements.count; ++i) {
+        const float x = reinterpret_cast<const float*>(elements.data)[i];
+        wrong += x >= -50.0F && x <= 50.0F ? 0 : 1;
+      }
+    });
+    EXPECT_EQ(seen, (std::map<std::size_t, std::uint64_t>{{0, 3}, {1, kLarge}, {3, 999}}));
+    EXPECT_EQ(wrong, 0u);
+    EXPECT_EQ(stream.bytes_read(), (kept ? 2 : 1) * bytes_) << "counting takes the file's bytes";
+  }
+  EXPECT_THAT(device_.violations(), IsEmpty());
+}
+
 TEST_F(DeviceStream, HandsOnWhatTheHostDoesAndKeepsIt) {
   const Heard hashed = on_the_host(true), plain = on_the_host(false);
   for (const std::size_t threads : {1u, 4u}) {

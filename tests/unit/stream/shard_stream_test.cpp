@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -85,6 +86,39 @@ TEST(ShardStream, EveryChunkOnceAndInOrder) {
         }
       }
     }
+  }
+}
+
+TEST(ShardStream, ShowsEveryElementOnceToOneWorkerAtATime) {
+  const TemporaryDirectory directory;
+  DumpReader reader(build(directory));
+  const auto backend = make_backend(DeviceChoice::cpu).backend;
+  for (const std::size_t threads : {1u, 5u}) {
+    StreamOptions options;
+    options.threads = threads;
+    options.block_bytes = 300'000;
+    ShardStream stream(*backend, options);
+    TaskList list = list_tasks(reader, {0, 6}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+    for (ShardTask& task : list.tasks) task.shown = task.parameter != 0;
+    std::vector<std::array<std::uint64_t, 6>> seen(threads);
+    std::vector<std::array<double, 6>> sums(threads);
+    stream.measure(list.tasks, list.factors, {}, {}, [&](std::size_t worker, const StoredElements& elements) {
+      const std::size_t parameter = list.tasks[elements.task].parameter;
+      seen.at(worker)[parameter] += elements.count;
+      if (parameter != 1) return;
+      for (std::uint64_t i = 0; i < elements.count; ++i) {
+        sums[worker][1] += reinterpret_cast<const float*>(elements.data)[i];
+      }
+    });
+    std::array<std::uint64_t, 6> all{};
+    double sum = 0.0, right = 0.0;
+    for (std::size_t worker = 0; worker < threads; ++worker) {
+      for (std::size_t p = 0; p < all.size(); ++p) all[p] += seen[worker][p];
+      sum += sums[worker][1];
+    }
+    for (std::int64_t i = 0; i < kLarge; ++i) right += static_cast<double>(i % 1021 - 510);
+    EXPECT_EQ(all, (std::array<std::uint64_t, 6>{0, kLarge, 0, 5, 0, 9}));
+    EXPECT_EQ(sum, right);
   }
 }
 

@@ -73,6 +73,7 @@ inline DumpBuilder parts_dump(const std::filesystem::path& path) {
 struct RunOptions {
   StreamOptions stream;
   Numerics numerics = Numerics::exact;
+  bool histograms = false;
 };
 
 /// What a run leaves behind but for its output.
@@ -91,6 +92,7 @@ inline RunTrace run_over(const std::filesystem::path& dump, const std::filesyste
   Run run{reader, backend, *comm, plan_work(reader.manifest(), comm->size()), stream};
   ClipOptions clip;
   clip.numerics = options.numerics;
+  clip.histograms = options.histograms;
   RunTrace trace;
   if (out.empty()) {
     trace.result = scale_grads_and_clip_grad_norm(run, recorded_step(reader.manifest()), clip, nullptr);

@@ -87,6 +87,36 @@ INSTANTIATE_TEST_SUITE_P(Numerics, DeviceRunOf,
                            return std::string(name(each.param.numerics)) + "_" + std::to_string(each.param.block_bytes);
                          });
 
+TEST_F(DeviceRun, HistogramsAreThoseOfTheCpu) {
+  const std::filesystem::path path = directory_ / "with_partial";
+  DumpBuilder dump = parts_dump(path);
+  constexpr auto kElements = static_cast<std::int64_t>(kChunkElements) + 5;
+  dump.parameter(
+      {.name = "addends", .shape = {kElements}, .dtype = "float32", .mesh = "dp", .placements = {"Partial(sum)"}});
+  for (const std::int32_t rank : {0, 1, 2}) {
+    dump.local(rank, "addends", wide_spread(kElements, static_cast<unsigned>(rank) + 11u));
+  }
+  dump.none(0, "first.norm");  // the next copy counts
+  dump.write();
+
+  RunOptions options;
+  options.histograms = true;
+  const auto cpu = make_backend(DeviceChoice::cpu).backend;
+  const Histograms expected = *run_over(path, {}, *cpu, options).result.norm->histograms;
+  options.stream.threads = 3;
+  options.stream.block_bytes = 600'000;
+  for (const Numerics numerics : {Numerics::exact, Numerics::automodel}) {
+    options.numerics = numerics;
+    DeferredBackend device;
+    const RunTrace trace = run_over(path, {}, device, options);
+    EXPECT_EQ(trace.result.norm->histograms->parameters, expected.parameters);
+    EXPECT_EQ(trace.result.norm->histograms->total, expected.total);
+    EXPECT_EQ(trace.result.norm->statistics.elements, expected.total.elements());
+    EXPECT_THAT(device.violations(), IsEmpty());
+    EXPECT_EQ(device.live_buffers(), 0u);
+  }
+}
+
 TEST_F(DeviceRun, ReadsAndUploadsOnceWhatFits) {
   const std::size_t all = gradient_bytes(dump_);
   for (const Numerics numerics : {Numerics::exact, Numerics::automodel}) {

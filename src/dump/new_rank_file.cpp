@@ -1,0 +1,79 @@
+#include "gradclip/dump/new_rank_file.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/dump/checksum.hpp"
+#include "gradclip/dump/hdf5.hpp"
+#include "gradclip/dump/posix_file.hpp"
+
+namespace gradclip {
+
+struct NewRankFile::State {
+  std::filesystem::path path;
+  hdf5::Handle file;
+  hdf5::Handle group;
+  std::vector<std::string> links;
+  std::vector<std::uint64_t> offsets;
+
+  [[nodiscard]] std::string where(const std::string& link) const {
+    return path.string() + ", /gradients/" + printable(link);
+  }
+};
+
+NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head,
+                         const std::vector<NewGradient>& gradients, const std::vector<std::string>& none)
+    : state_(std::make_unique<State>()) {
+  State& state = *state_;
+  state.path = std::move(path);
+  const std::string here = state.path.string();
+  const auto lock = hdf5::lock_library();
+  state.file = hdf5::create_file(state.path);
+  hdf5::write_text_attribute(state.file, "format", "gradclip.dump", here);
+  hdf5::write_integer_attribute(state.file, "version", 1, here);
+  hdf5::write_integer_attribute(state.file, "rank", head.rank, here);
+  hdf5::write_integer_attribute(state.file, "world_size", head.world_size, here);
+  if (head.step) hdf5::write_integer_attribute(state.file, "step", *head.step, here);
+  state.group = hdf5::create_group(state.file, "gradients", here + ", /gradients");
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  for (const NewGradient& gradient : gradients) {
+    const std::string where = state.where(gradient.dataset);
+    const hdf5::Dataset made =
+        hdf5::create_gradient(state.group, gradient.dataset, gradient.dtype, gradient.shape, where);
+    if (gradient.scale_inv) hdf5::write_float_attribute(made.handle, "scale_inv", *gradient.scale_inv, where);
+    hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, where);
+    state.links.push_back(gradient.dataset);
+    state.offsets.push_back(made.offset.value_or(0));
+    if (!made.offset) continue;
+    begin = begin == 0 ? *made.offset : std::min(begin, *made.offset);
+    end = std::max(end, *made.offset + made.elements() * size_of(gradient.dtype));
+  }
+  if (!none.empty()) hdf5::create_texts(state.file, "none", none, here + ", /none");
+  if (end > begin) PosixFile::open_for_writing(state.path, false).allocate(begin, end - begin);
+}
+
+NewRankFile::~NewRankFile() = default;
+NewRankFile::NewRankFile(NewRankFile&&) noexcept = default;
+NewRankFile& NewRankFile::operator=(NewRankFile&&) noexcept = default;
+
+const std::vector<std::uint64_t>& NewRankFile::offsets() const noexcept {
+  return state_->offsets;
+}
+
+FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums) {
+  State& state = *state_;
+  GRADCLIP_CHECK(checksums.size() == state.links.size(), "one checksum for each gradient");
+  for (std::size_t i = 0; i < checksums.size(); ++i) {
+    const hdf5::Handle dataset = hdf5::reopen_dataset(state.group, state.links[i], 0, state.where(state.links[i]));
+    hdf5::write_unsigned_attribute(dataset, "xxh3_64", checksums[i], state.where(state.links[i]));
+  }
+  state.group.close(state.path.string());
+  state.file.close(state.path.string());
+  const FileChecksum checksum = checksum_of_file(state.path);
+  PosixFile::open_for_writing(state.path, false).sync();
+  return {.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+}
+
+}  // namespace gradclip

@@ -1,0 +1,56 @@
+#pragma once
+// A rank file that is made from nothing: datasets first, then their bytes by position, by any number of processes.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gradclip/base/dtype.hpp"
+#include "gradclip/dump/manifest.hpp"
+
+namespace gradclip {
+
+/// A gradient to be written.
+struct NewGradient {
+  std::string dataset;              ///< link below /gradients
+  std::vector<std::int64_t> shape;  ///< local
+  DType dtype = DType::float32;
+  std::optional<float> scale_inv;
+};
+
+/// Of the whole file.
+struct NewRankFileHead {
+  std::int32_t rank = 0;
+  std::int32_t world_size = 1;
+  std::optional<std::int64_t> step;
+};
+
+class NewRankFile {
+ public:
+  /// Creates the file with all datasets in the plain layout, contiguous, allocated and unfilled, the oldest format, no
+  /// times: the same arguments give the same bytes.
+  /// @param none  recorded names of gradients that are None
+  /// Errors: Error(resources); no space is noticed here.
+  NewRankFile(std::filesystem::path path, const NewRankFileHead& head, const std::vector<NewGradient>& gradients,
+              const std::vector<std::string>& none);
+  ~NewRankFile();
+  NewRankFile(NewRankFile&&) noexcept;
+  NewRankFile& operator=(NewRankFile&&) noexcept;
+
+  /// Where each gradient's first byte lies in the file; whoever writes opens it once more (PosixFile).
+  [[nodiscard]] const std::vector<std::uint64_t>& offsets() const noexcept;
+
+  /// Adds the checksums, closes, syncs. @param checksums  XXH3-64 of each gradient's bytes
+  /// @return size and XXH3-64 of the whole file as it is on disk. Errors: Error(resources).
+  [[nodiscard]] FileRecord finish(std::span<const std::uint64_t> checksums);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gradclip

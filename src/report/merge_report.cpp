@@ -1,0 +1,31 @@
+#include "gradclip/report/report.hpp"
+
+namespace gradclip {
+
+Report merge_report(const std::filesystem::path& dump, const Manifest& manifest, const std::filesystem::path& output,
+                    MergeFormat format, const MergeResult& result, ReportRun run) {
+  Report report;
+  report.command = "merge";
+  report.dump = report_dump(dump, manifest);
+  report.run = std::move(run);
+  report.output = output.string();
+  ReportMerge& merge = report.merge.emplace();
+  merge.format = format == MergeFormat::dump ? "dump" : "safetensors";
+  for (const MergedTensor& from : result.tensors) {
+    ReportTensor& tensor = merge.tensors.emplace_back();
+    tensor.name = from.name;
+    tensor.parameter = manifest.parameters[from.tensor.parameter].name;
+    tensor.shape = from.tensor.shape;
+    tensor.dtype = from.dtype;
+    tensor.recorded_dtype = from.tensor.dtype;
+    tensor.scale_inv = from.scale_inv;
+    tensor.elements = from.tensor.elements;
+    tensor.bytes = from.bytes();
+    tensor.status = from.none ? "none" : from.repeated ? "repeated" : "written";
+    merge.bytes += tensor.bytes;
+  }
+  report.findings = result.findings;
+  return report;
+}
+
+}  // namespace gradclip
