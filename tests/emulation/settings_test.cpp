@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include "temporary_directory.hpp"
 #include "test_kernels.hpp"
 
 namespace emulation::test {
@@ -131,8 +132,8 @@ TEST(SettingsDeathTest, LaunchesAndCopiesFail) {
 }
 
 TEST(SettingsDeathTest, TheLogTellsWhatRanAndWhatWasLeft) {
-  const std::string log = testing::TempDir() + "gradclip_emulation_log";
-  std::remove(log.c_str());
+  const gradclip::test::TemporaryDirectory directory;
+  const std::string log = (directory / "log").string();
   in_own_process([&] {
     setenv("GRADCLIP_EMULATION_LOG", log.c_str(), 1);
     auto* const device = device_array<unsigned long long>(1000);

@@ -43,3 +43,9 @@ def misplaced_headers(files):
             if header in PLACES and path not in PLACES[header]:
                 complaints.append(f"{path} includes {header}, which is for {' and '.join(sorted(PLACES[header]))}")
     return complaints
+
+
+def shared_folders(files):
+    """Tests run side by side, each in a process of its own: a folder of a fixed name is two tests' at once."""
+    return [f"{path} uses {word}, which other tests share; test::TemporaryDirectory is one test's"
+            for path, text in sorted(files.items()) for word in ("testing::TempDir", '"/tmp') if word in text]

@@ -6,10 +6,14 @@ import unittest
 import house_rules
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FILES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for top in ("src", "apps") for path in (ROOT / top).rglob("*") if path.suffix in house_rules.SUFFIXES
-}
+
+
+def files_below(*tops):
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+            for top in tops for path in (ROOT / top).rglob("*") if path.suffix in house_rules.SUFFIXES}
+
+
+FILES = files_below("src", "apps")
 
 
 class Sources(unittest.TestCase):
@@ -21,6 +25,9 @@ class Sources(unittest.TestCase):
 
     def test_include_foreign_headers_in_their_place(self):
         self.assertEqual(house_rules.misplaced_headers(FILES), [])
+
+    def test_have_folders_of_their_own(self):
+        self.assertEqual(house_rules.shared_folders(files_below("tests")), [])
 
 
 class Checks(unittest.TestCase):
@@ -47,6 +54,11 @@ class Checks(unittest.TestCase):
     def test_notice_a_misplaced_header(self):
         self.assertEqual(house_rules.misplaced_headers({"src/norm/a.cpp": "#include <mpi.h>\n"}),
                          ["src/norm/a.cpp includes mpi.h, which is for src/comm/mpi_communicator.cpp"])
+
+    def test_notice_a_shared_folder(self):
+        for text in ('path(testing::TempDir()) / "x"', 'open("/tmp/x")'):
+            with self.subTest(text):
+                self.assertEqual(len(house_rules.shared_folders({"tests/a.cpp": text})), 1)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "temporary_directory.hpp"
+
 namespace gradclip::test {
 
 struct ParameterSpec {
@@ -121,19 +123,5 @@ class DumpBuilder {
 [[nodiscard]] std::vector<std::byte> encode(const std::string& dtype, const std::vector<double>& values);
 /// The inverse.
 [[nodiscard]] std::vector<double> decode(const std::string& dtype, const std::vector<std::byte>& bytes);
-
-/// A directory below the system's temporary one that is removed with the object.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-  [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace gradclip::test

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "expect_error.hpp"
+#include "temporary_directory.hpp"
 
 namespace gradclip {
 namespace {
@@ -50,7 +51,8 @@ TEST(SafetensorsFile, HeadersThatNoReaderTakes) {
 }
 
 TEST(SafetensorsFile, IsKnownByItsBeginning) {
-  const std::filesystem::path path = testing::TempDir() + "gradclip_safetensors_file_test";
+  const test::TemporaryDirectory directory;
+  const std::filesystem::path path = directory / "x.safetensors";
   const auto is = [&](const std::string& content) {
     std::ofstream(path, std::ios::binary) << content;
     return is_safetensors_file(path);
@@ -61,7 +63,7 @@ TEST(SafetensorsFile, IsKnownByItsBeginning) {
   EXPECT_FALSE(is(std::string("\x7F\0\0\0\0\0\0\0{}", 10)));  // ends before its header
   std::filesystem::remove(path);
   EXPECT_FALSE(is_safetensors_file(path));
-  EXPECT_FALSE(is_safetensors_file(testing::TempDir()));
+  EXPECT_FALSE(is_safetensors_file(directory.path()));
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <map>
 
+#include "temporary_directory.hpp"
+
 namespace gradclip {
 namespace {
 
@@ -34,15 +36,13 @@ TEST(Launch, TorchrunSpeaksOnceAHost) {
 
 class ControlGroups : public testing::Test {
  protected:
-  void SetUp() override { std::filesystem::remove_all(root_); }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   void write(const std::string& file, const std::string& text) {
     std::filesystem::create_directories((root_ / file).parent_path());
     std::ofstream(root_ / file) << text;
   }
 
-  std::filesystem::path root_ = std::filesystem::path(testing::TempDir()) / "gradclip_machine_test";
+  test::TemporaryDirectory directory_;
+  std::filesystem::path root_ = directory_.path();
 };
 
 TEST_F(ControlGroups, NoneIsNoLimit) {

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "gradclip/base/error.hpp"
+#include "temporary_directory.hpp"
 
 namespace gradclip {
 namespace {
@@ -36,14 +37,12 @@ std::string refusal(const std::vector<const char*>& words, const std::map<std::s
 
 class ConfigFile {
  public:
-  explicit ConfigFile(const std::string& text) : path_(testing::TempDir() + "gradclip_options_test.json") {
-    std::ofstream(path_) << text;
-  }
-  ~ConfigFile() { std::remove(path_.c_str()); }
+  explicit ConfigFile(const std::string& text) { std::ofstream(path_) << text; }
   [[nodiscard]] const char* path() const { return path_.c_str(); }
 
  private:
-  std::string path_;
+  test::TemporaryDirectory directory_;
+  std::string path_ = (directory_ / "options.json").string();
 };
 
 TEST(Options, PlainStructsOfEverything) {

@@ -11,28 +11,23 @@
 #include <system_error>
 
 #include "gradclip/base/error.hpp"
+#include "temporary_directory.hpp"
 
 namespace gradclip {
 namespace {
 
 class WholeFile : public testing::Test {
  protected:
-  void SetUp() override {
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directories(directory_);
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   static std::string content(const std::filesystem::path& path) {
     std::ostringstream text;
     text << std::ifstream(path).rdbuf();
     return text.str();
   }
   [[nodiscard]] std::ptrdiff_t entries() const {
-    return std::distance(std::filesystem::directory_iterator(directory_), std::filesystem::directory_iterator());
+    return std::distance(std::filesystem::directory_iterator(directory_.path()), std::filesystem::directory_iterator());
   }
 
-  std::filesystem::path directory_ = std::filesystem::path(testing::TempDir()) / "gradclip_output_test";
+  test::TemporaryDirectory directory_;
 };
 
 TEST_F(WholeFile, ReplacesAtTheEnd) {
@@ -56,7 +51,7 @@ TEST_F(WholeFile, LeavesNothingWhereItFails) {
                                 }),
                std::runtime_error);
   EXPECT_EQ(entries(), 0);
-  EXPECT_THROW(write_whole_file(directory_ / "no" / "r.json", [](std::ostream&) {}), Error);
+  EXPECT_THROW(write_whole_file(directory_ / "no/r.json", [](std::ostream&) {}), Error);
 }
 
 TEST_F(WholeFile, ASymlinkStaysOne) {
