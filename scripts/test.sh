@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 preset=release
-setup=(--python)
+setup=()
 configure=(-DGRADCLIP_BUILD_TESTS=ON)  # demo.sh leaves them out
 build=()
 rest=()
@@ -24,7 +24,11 @@ while [ $# -gt 0 ]; do
 done
 
 scripts/setup.sh "${setup[@]}"
+scripts/setup.sh --python &  # PyTorch's download and unpacking take minutes: beside the build
+python=$!
+trap 'kill "$python" 2>/dev/null || true' EXIT
 cmake --preset "$preset" "${configure[@]}" >/dev/null
 cmake --build --preset "$preset" -j "$(nproc)" "${build[@]}"
+wait "$python"
 # Many tests wait for processes to start and to end more than they compute.
 ctest --preset "$preset" -j "$((2 * $(nproc)))" "${rest[@]}"

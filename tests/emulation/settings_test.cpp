@@ -133,7 +133,8 @@ TEST(SettingsDeathTest, LaunchesAndCopiesFail) {
 
 TEST(SettingsDeathTest, TheLogTellsWhatRanAndWhatWasLeft) {
   const gradclip::test::TemporaryDirectory directory;
-  const std::string log = (directory / "log").string();
+  setenv("GRADCLIP_TEST_LOG", (directory / "log").c_str(), 0);  // the other process begins anew, with its parent's file
+  const std::string log = getenv("GRADCLIP_TEST_LOG");
   in_own_process([&] {
     setenv("GRADCLIP_EMULATION_LOG", log.c_str(), 1);
     auto* const device = device_array<unsigned long long>(1000);

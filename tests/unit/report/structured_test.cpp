@@ -206,12 +206,12 @@ TEST(ReportFormat, ComesFromTheEnding) {
   }
 }
 
-TEST(Json, AHundredThousandParameters) {
+TEST(Json, ManyParameters) {
   Report report = small_report();
   const ReportParameter parameter = report.parameters[0];
-  report.parameters.assign(100'000, parameter);
+  report.parameters.assign(20'000, parameter);
   const std::string text = json_of(report);
-  EXPECT_EQ(Json::parse(text)["parameters"].size(), 100'000u);
+  EXPECT_EQ(Json::parse(text)["parameters"].size(), 20'000u);
 }
 
 }  // namespace
