@@ -1,4 +1,4 @@
-"""docs/walkthrough.md, run: every command of the page in order, and what it prints compared with the page, line by line."""
+"""docs/walkthrough.md and README.md, run: every command in order, and what it prints compared with the page, line by line."""
 
 import os
 import re
@@ -66,30 +66,34 @@ def agrees(shown, printed):
 
 
 def sections():
+    """What runs by itself: each situation of the walk-through in a folder two levels below a clone, README at its top."""
     parts = re.split(r"^## (\d.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2]))
+    return {**dict(zip(parts[1::2], parts[2::2])), "README": (ROOT / "README.md").read_text(encoding="utf-8")}
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     """By section: its steps, each with the lines that it printed. All commands of a section run in one shell."""
     clone = tmp_path_factory.mktemp("clone")
-    (clone / "scripts").symlink_to(ROOT / "scripts")
+    for name in ("scripts", "testdata"):
+        (clone / name).symlink_to(ROOT / name)
     programs = clone / "bin"
     programs.mkdir()
     for name, command in (("gradclip", f'"{binary()}"'), ("python3", f'"{sys.executable}" -B')):
         (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (programs / name).chmod(0o755)
-    env = environment(PATH=f"{programs}:{os.environ['PATH']}", LC_ALL="C.UTF-8", GRADCLIP_DEVICE="cpu")
+    env = environment(PATH=f"{programs}:{os.environ['PATH']}", LC_ALL="C.UTF-8", GRADCLIP_DEVICE="cpu",
+                      OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     results = {}
-    for number, (title, text) in enumerate(sections().items()):
-        folder = clone / "build" / f"walkthrough{number}"  # two levels down, as the page has it
-        folder.mkdir(parents=True)
+    for title, text in sections().items():
+        folder = clone / "build" / "walkthrough" if title != "README" else clone
+        folder.mkdir(parents=True, exist_ok=True)
         steps = steps_of(text)
         script = "".join(f"(exit $code)\n{step.command}\ncode=$?; printf '{MARK}'\n" for step in steps)
         shell = subprocess.run(["bash", "-c", "code=0\n" + script], cwd=folder, env=env, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
-        shutil.rmtree(folder)
+        if title != "README":
+            shutil.rmtree(folder)
         outputs = shell.stdout.decode().split(MARK)
         assert len(outputs) == len(steps) + 1, shell
         results[title] = [(step, [line.rstrip() for line in output.rstrip().splitlines()])
@@ -129,11 +133,11 @@ def test_what_is_left_out():
     assert not agrees([], ["a warning"]) and agrees([], [])
 
 
-def test_the_page_has_five_situations_with_the_commands_for_them():
+def test_five_situations_with_the_commands_for_them():
     text = {title: [step.command for step in steps_of(section)] for title, section in sections().items()}
-    assert [title[0] for title in text] == list("12345")
-    commands = "\n".join(command for part in text.values() for command in part)
+    assert [title[0] for title in text] == list("12345R")
+    commands = "\n".join(command for title, part in text.items() for command in part if title != "README")
     used = {word for pair in re.findall(r"gradclip (\w+)|(--\w+)", commands) for word in pair}
     assert {"norms", "verify", "diff", "check", "merge", "report", "clip", "synth", "--histogram", "--sweep"} <= used
-    for title, section in sections().items():  # a command that was written without its "$ " would not be run
+    for title, section in sections().items():  # one that was written without its "$ " would not be run
         assert len(re.findall(r"^    [$>] ", section, re.MULTILINE)) == sum(c.count("\n") + 1 for c in text[title]), title
