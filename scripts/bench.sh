@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Measures gradclip against cp and against h5py + torch on the same dump, and its kernels against a plain read-sum; all as
-# ratios from one run, interleaved, medians with their spread. Options: see scripts/bench_peers.py run --help.
+# Measures gradclip against cp, cat, h5diff, h5py + torch and h5py + numpy on the same dumps, and its kernels against a plain
+# read-sum; all as ratios from one run, interleaved, medians with their spread. --quick takes seconds and small dumps;
+# --parts diff,merge some of it; other options: scripts/bench_peers.py run --help. Figures: docs/performance.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh --python

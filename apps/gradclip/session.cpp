@@ -239,13 +239,17 @@ void Session::check_written_path(const std::string& option, const std::filesyste
     refuse_path(option, path, std::move(found), std::move(expected));
   };
   std::error_code error;
-  const std::filesystem::path file = std::filesystem::weakly_canonical(path, error);
+  const auto resolved = [&](const std::filesystem::path& given) {
+    // Absolute first: a new file's bare name would stay bare, and have no directory.
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(given, error), error);
+  };
+  const std::filesystem::path file = resolved(path);
   if (error) refuse(error.message(), "a file that can be written");
   const std::filesystem::path input = std::filesystem::canonical(dump, error);
   if (!error && is_inside(file, input)) refuse("it lies inside the input dump", "a file elsewhere");
   if (std::filesystem::is_directory(file, error)) refuse("it is a directory", "a file's name");
   if (!output.empty()) {
-    const std::filesystem::path clipped = std::filesystem::weakly_canonical(output, error);
+    const std::filesystem::path clipped = resolved(output);
     if (file == clipped) refuse("it is the output dump", "a file's name");
     if (is_inside(file, clipped)) refuse("it lies inside the output dump", "a file elsewhere");
   }

@@ -192,6 +192,14 @@ def test_a_relative_output_and_a_trailing_slash(tool, tmp_path):
     assert run(2, "clip", os.path.relpath(path, tmp_path), "--output", "third", cwd=tmp_path).code == 0
 
 
+def test_a_bare_name_is_a_file_here(tool, tmp_path):
+    path = small().write(tool.fresh("dump"))
+    for words in (["norms", path, "--report", "report.json"], ["check", path, "--baseline", "norms.json", "--update"]):
+        result = run(1, *words, cwd=tmp_path)
+        assert result.code == 0 and (tmp_path / words[3]).is_file(), result
+    refused(1, 2, path, "clip", path, "-o", "same.json", "--report", "same.json", mentions=["it is the output dump"], cwd=tmp_path)
+
+
 def test_leftover_of_a_killed_run_is_cleared(tool, tmp_path):
     path, out, partial = large(tool), tmp_path / "out", tmp_path / "out.partial"
     for _ in range(20):
