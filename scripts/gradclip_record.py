@@ -62,8 +62,8 @@ def record_gradients(path, model_parts, *, step, device_mesh=None, moe_mesh=None
 
     model_parts  the modules, in the order in which the training step iterates over them
     device_mesh, moe_mesh   the DeviceMeshes that the step itself is given, if any
-    labels       [batch, sequence] label ids of this rank's microbatches (one tensor or a list). Give them on one rank
-                 per data-parallel coordinate (say the last pipeline stage's): whatever is recorded is counted
+    labels       [batch, sequence] label ids of this rank's microbatches (one tensor or a list), whole sequences. One rank
+                 per data-parallel coordinate suffices (say the last pipeline stage's); copies on others are compared
     training     what the step passes to its clipping (max_grad_norm, norm_type, pp_enabled, pp_axis_name, ...)
     state        "before_scale", "before_clip" or "after_clip"
     microbatch   {"index": i, "count": n} for one microbatch's unsynchronised gradients

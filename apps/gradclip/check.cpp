@@ -53,12 +53,14 @@ bool judge(Session& session, const CommandLine& line, const Manifest& manifest, 
 
 ExitCode run_check(Session& session, const CommandLine& line) {
   DumpReader dump(line.dump);
-  const TrainingStep step = training_step(dump.manifest(), line.scale);
+  TrainingStep step = training_step(dump.manifest(), line.scale);
   check_paths(session, line);
 
   Run run = session.run_over(dump, measuring_passes(line));
   if (line.verify) require_recorded_files(run, session.threads());
-  const ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, nullptr);
+  const std::vector<Finding> of_labels = take_label_tokens(run, line, step);
+  ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, nullptr);
+  add_findings(result, of_labels);
 
   ReportRun facts = session.facts(line.common.numerics);
   // One process reads and replaces the file: no other one can see it half way, or judge by another one.

@@ -11,23 +11,27 @@ namespace gradclip {
 
 ExitCode run_clip(Session& session, const CommandLine& line) {
   DumpReader dump(line.dump);
-  const TrainingStep step = training_step(dump.manifest(), line.scale);
+  TrainingStep step = training_step(dump.manifest(), line.scale);
   DumpWriter writer(dump, line.output, line.overwrite);
   session.check_report_path(line.dump, line.output);
 
   Run run = session.run_over(dump, line.clip.total_norm ? 1 : measuring_passes(line) + 1);
   if (line.verify) require_recorded_files(run, session.threads());
-  const ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, &writer);
+  const std::vector<Finding> of_labels = take_label_tokens(run, line, step);
+  ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, &writer);
+  add_findings(result, of_labels);
 
   ReportRun facts = session.facts(line.common.numerics);
   if (session.speaks()) {
     std::optional<std::string> output;
     if (!result.refused) output = line.output.string();
-    session.publish(
-        clip_report("clip", line.dump, dump.manifest(), step, line.clip, result, std::move(output), std::move(facts)),
-        write_summary);
+    Report made =
+        clip_report("clip", line.dump, dump.manifest(), step, line.clip, result, std::move(output), std::move(facts));
+    if (!result.norm) made.findings = of_labels;  // --total-norm
+    session.publish(made, write_summary);
   }
-  return outcome(result, dump.manifest(), line);
+  const ExitCode code = outcome(result, dump.manifest(), line);
+  return line.common.strict && !of_labels.empty() ? ExitCode::findings : code;
 }
 
 int measuring_passes(const CommandLine& line) noexcept {

@@ -15,9 +15,17 @@ namespace gradclip {
 [[nodiscard]] ExitCode run_check(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_diff(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_merge(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_tokens(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_synth(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_report(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_doctor(Session& session, const CommandLine& line);
+
+/// For --num-label-tokens auto: gives the step the number that its labels have, and returns what was found on the way.
+/// Collective. Errors: Error(bad_input) where labels do not tell the number for the whole step.
+[[nodiscard]] std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, TrainingStep& step);
+
+/// Adds them to those of the gradients, where these were measured.
+void add_findings(ClipResult& result, const std::vector<Finding>& findings);
 
 /// How often the gradients are read to be measured: a framework's own arithmetic divides by the largest magnitude
 /// first.

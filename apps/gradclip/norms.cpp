@@ -7,12 +7,14 @@ namespace gradclip {
 ExitCode run_norms(Session& session, const CommandLine& line) {
   if (!line.sweep.empty()) return run_sweep(session, line);
   DumpReader dump(line.dump);
-  const TrainingStep step = training_step(dump.manifest(), line.scale);
+  TrainingStep step = training_step(dump.manifest(), line.scale);
   session.check_report_path(line.dump, {});
 
   Run run = session.run_over(dump, measuring_passes(line));
   if (line.verify) require_recorded_files(run, session.threads());
-  const ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, nullptr);
+  const std::vector<Finding> of_labels = take_label_tokens(run, line, step);
+  ClipResult result = scale_grads_and_clip_grad_norm(run, step, line.clip, nullptr);
+  add_findings(result, of_labels);
 
   ReportRun facts = session.facts(line.common.numerics);
   if (session.speaks()) {

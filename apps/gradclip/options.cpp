@@ -47,7 +47,7 @@ enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an oppo
 enum class Section : std::uint8_t { command, scale, common };
 
 constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64,
-                   kMerge = 128, kSynth = 256, kReport = 512;
+                   kMerge = 128, kSynth = 256, kReport = 512, kTokens = 1024;
 constexpr unsigned kAll = ~kReport;  // that work: report only draws what another found
 
 struct OptionEntry {
@@ -107,9 +107,12 @@ NormOrder norm_type(const Value& value) {
   return NormOrder{p};
 }
 
-std::int64_t num_label_tokens(const Value& value) {
-  if (value.text == "auto") refuse(value, "a number", "counting tokens from the dump's labels is not in this version");
-  return integer(value, 0);
+void num_label_tokens(CommandLine& line, const Value& value) {
+  line.labels.count = value.text == "auto";
+  if (line.labels.count) return;
+  const std::optional<std::int64_t> number = parse_integer(value.text, 0, std::int64_t{1} << 62);
+  if (!number) refuse(value, "a whole number of at least 0, or auto");
+  line.scale.num_label_tokens = number;
 }
 
 /// Every option but DUMP, --help and --version.
@@ -240,8 +243,16 @@ std::vector<OptionEntry> make_table() {
        "leave out the division by tokens and experts",
        [](Line& line, const Value& v) { line.clip.no_scale = boolean(v); }},
       {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
-       "label tokens of the step, in all",
-       [](Line& line, const Value& v) { line.scale.num_label_tokens = num_label_tokens(v); }},
+       "label tokens of the step, in all; auto: counted from its labels", num_label_tokens},
+      {"ignore-index", Kind::value, Section::scale, kClip | kNorms | kCheck | kTokens, "N",
+       "the label that does not count (default -100)",
+       [](Line& line, const Value& v) { line.labels.ignore_index = integer(v, -(std::int64_t{1} << 62)); }},
+      {"dp-axes", Kind::value, Section::scale, kClip | kNorms | kCheck | kTokens, "NAMES",
+       "axes of the device mesh with labels of their own, for auto (default: dp,dp_replicate,dp_shard)",
+       [](Line& line, const Value& v) {
+         line.labels.dp_axes = parse_axes(v.text);
+         if (line.labels.dp_axes.empty()) refuse(v, "names of axes, separated by commas");
+       }},
       {"dp-group-size", Kind::value, Section::scale, kClip | kNorms | kCheck, "N", "size of the data-parallel group",
        [](Line& line, const Value& v) { line.scale.dp_group_size = integer(v, 1); }},
       {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
@@ -250,7 +261,7 @@ std::vector<OptionEntry> make_table() {
       {"pp", Kind::toggle, Section::scale, kClip | kNorms | kCheck | kVerify, "",
        "whether the step ran with pipeline parallelism",
        [](Line& line, const Value& v) { line.scale.pp = boolean(v); }},
-      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
+      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify | kTokens, "NAME",
        "pipeline dimension of the device mesh", [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
       {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
        "expert dimension of the MoE mesh", [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
@@ -329,7 +340,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 10> kCommands{{
+constexpr std::array<CommandEntry, 11> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -352,6 +363,9 @@ constexpr std::array<CommandEntry, 10> kCommands{{
     {"merge", Command::merge, kMerge, true, "merge DUMP -o OUT [options]", "full tensors, one for each parameter",
      "Puts the shards of every parameter together and writes the full tensors: into OUT, a dump of one\n"
      "rank, or a safetensors file. Raw values: nothing is scaled."},
+    {"tokens", Command::tokens, kTokens, true, "tokens DUMP [options]", "label tokens and padding of a step",
+     "Counts the label tokens of a recorded step, once for each data-parallel coordinate, and the padding\n"
+     "at the end of its sequences. Compares the copies of labels on tp, cp and pp ranks. Reads no gradients."},
     {"synth", Command::synth, kSynth, false, "synth -o OUT --model MODEL [options]",
      "a synthetic dump of a model's shapes",
      "Makes a dump of a model's shapes on any mesh, of any type. Its values depend on the seed, the\n"
@@ -379,7 +393,7 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"accumulate", "tokens"};
+constexpr std::string_view kLaterCommands[] = {"accumulate"};
 
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";

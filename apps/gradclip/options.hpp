@@ -18,6 +18,7 @@
 #include "options_check.hpp"
 #include "options_diff.hpp"
 #include "options_merge.hpp"
+#include "options_tokens.hpp"
 
 namespace gradclip {
 
@@ -55,11 +56,11 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, report, doctor };
+enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, tokens, report, doctor };
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;  ///< clip, norms, inspect, verify, check, merge; the JSON file of report
+  std::filesystem::path dump;  ///< clip, norms, inspect, verify, check, merge, tokens; the JSON file of report
   std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep
   std::filesystem::path output;                   ///< clip, merge, synth, report
   CommonOptions common;
@@ -70,6 +71,7 @@ struct CommandLine {
   DiffLine diff;              ///< diff, whose A is `dump`
   CheckLine check;            ///< check
   MergeLine merge;            ///< merge
+  LabelLine labels;           ///< tokens, clip, norms, check
   SynthOptions synth;         ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first

@@ -47,7 +47,9 @@ class Sweep {
     step.max_norm.reset();  // of no account here
     Run run = session_.run_over(dump, measuring_passes(line_));
     if (line_.verify) require_recorded_files(run, session_.threads());
-    const ClipResult result = scale_grads_and_clip_grad_norm(run, step, line_.clip, nullptr);
+    const std::vector<Finding> of_labels = take_label_tokens(run, line_, step);
+    ClipResult result = scale_grads_and_clip_grad_norm(run, step, line_.clip, nullptr);
+    add_findings(result, of_labels);
 
     const ReportDump head = report_dump(path, dump.manifest());
     Step measured{{head.path, head.step, result.order.p, result.norm->total, result.norm->findings.size()},

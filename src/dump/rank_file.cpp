@@ -242,35 +242,50 @@ void RankFile::read(const std::vector<Piece>& pieces) const {
   flush();
 }
 
-std::vector<LabelBlock> RankFile::labels() const {
-  State& state = *state_;
-  const auto lock = hdf5::lock_library();
-  const std::string group_where = state.where("/labels");
-  std::vector<LabelBlock> blocks;
-  if (hdf5::link_kind(state.hdf5_file, "labels", group_where) == hdf5::LinkKind::none) return blocks;
-  const hdf5::Handle group = hdf5::open_group(state.hdf5_file, "labels", group_where);
-  const std::size_t count = hdf5::link_names(group, group_where).size();
-  for (std::size_t k = 0; k < count; ++k) {
-    const std::string where = state.where(fmt::format("/labels/{}", k));
-    const hdf5::Dataset dataset = hdf5::open_dataset(group, std::to_string(k), where);
-    const auto refuse = [&](const std::string& found) {
-      throw Error(ExitCode::bad_input,
-                  {.where = where, .found = found, .expected = "little-endian int64 [batch, sequence]", .advice = {}});
-    };
-    const hdf5::ElementType& type = dataset.type;
-    if (type.type_class != hdf5::ElementType::Class::integer || type.size != 8 || !type.is_signed ||
-        !type.little_endian) {
-      refuse("is stored as " + describe(type));
-    }
-    if (dataset.shape.size() != 2) refuse(fmt::format("has {} dimensions", dataset.shape.size()));
-    if (dataset.elements() > static_cast<std::uint64_t>(kMaxLabels)) refuse("has more than 2^31 labels");
-    state.check_storage(dataset, where);
-    LabelBlock block{dataset.shape[0], dataset.shape[1], {}};
-    block.labels.resize(dataset.elements());
-    state.read_dataset(dataset, 0, dataset.elements(), reinterpret_cast<std::byte*>(block.labels.data()), where);
-    blocks.push_back(std::move(block));
+// ---- labels
+
+hdf5::Dataset RankFile::State::open_labels(const hdf5::Handle& group, std::size_t microbatch) const {
+  const std::string here = where(fmt::format("/labels/{}", microbatch));
+  hdf5::Dataset dataset = hdf5::open_dataset(group, std::to_string(microbatch), here);
+  const auto refuse = [&](const std::string& found) {
+    throw Error(ExitCode::bad_input,
+                {.where = here, .found = found, .expected = "little-endian int64 [batch, sequence]", .advice = {}});
+  };
+  const hdf5::ElementType& type = dataset.type;
+  if (type.type_class != hdf5::ElementType::Class::integer || type.size != 8 || !type.is_signed ||
+      !type.little_endian) {
+    refuse("is stored as " + describe(type));
   }
-  return blocks;
+  if (dataset.shape.size() != 2) refuse(fmt::format("has {} dimensions", dataset.shape.size()));
+  if (dataset.elements() > static_cast<std::uint64_t>(kMaxLabels)) refuse("has more than 2^31 labels");
+  check_storage(dataset, here);
+  return dataset;
+}
+
+std::vector<StoredLabels> RankFile::labels() const {
+  const State& state = *state_;
+  std::vector<StoredLabels> microbatches;
+  if (!state.hdf5_file) return microbatches;
+  const auto lock = hdf5::lock_library();
+  const std::string here = state.where("/labels");
+  if (hdf5::link_kind(state.hdf5_file, "labels", here) == hdf5::LinkKind::none) return microbatches;
+  const hdf5::Handle group = hdf5::open_group(state.hdf5_file, "labels", here);
+  const std::size_t count = hdf5::link_names(group, here).size();
+  for (std::size_t k = 0; k < count; ++k) {
+    const hdf5::Dataset dataset = state.open_labels(group, k);
+    microbatches.push_back({dataset.shape[0], dataset.shape[1]});
+  }
+  return microbatches;
+}
+
+void RankFile::read_labels(std::size_t microbatch, std::uint64_t first, std::uint64_t count, std::int64_t* to) const {
+  const State& state = *state_;
+  const auto lock = hdf5::lock_library();
+  const hdf5::Handle group = hdf5::open_group(state.hdf5_file, "labels", state.where("/labels"));
+  const hdf5::Dataset dataset = state.open_labels(group, microbatch);
+  GRADCLIP_CHECK(first <= dataset.elements() && count <= dataset.elements() - first, "a read outside of the labels");
+  state.read_dataset(dataset, first, count, reinterpret_cast<std::byte*>(to),
+                     state.where(fmt::format("/labels/{}", microbatch)));
 }
 
 }  // namespace gradclip

@@ -26,11 +26,14 @@ struct StoredShard {
   ShardLayout layout;                    ///< the recorded offset or ranges considered
 };
 
-/// One set of labels: int64 [batch, sequence].
-struct LabelBlock {
+/// The labels of one microbatch, found and checked: int64 [batch, sequence].
+struct StoredLabels {
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
-  std::vector<std::int64_t> labels;
+
+  [[nodiscard]] std::uint64_t elements() const noexcept {
+    return static_cast<std::uint64_t>(batch) * static_cast<std::uint64_t>(sequence);
+  }
 };
 
 /// An open rank file. Thread-safe: HDF5 runs under one lock of the process, positional reads beside it.
@@ -78,7 +81,11 @@ class RankFile {
   };
   void read(const std::vector<Piece>& pieces) const;
 
-  [[nodiscard]] std::vector<LabelBlock> labels() const;
+  /// What /labels holds, by local microbatch. Errors: Error(bad_input) naming file and dataset: another type than
+  /// little-endian int64, other than two dimensions, a number left out, links and storage as for gradients.
+  [[nodiscard]] std::vector<StoredLabels> labels() const;
+  /// Reads labels [first, first + count) of a microbatch, row-major. @pre within labels()[microbatch]
+  void read_labels(std::size_t microbatch, std::uint64_t first, std::uint64_t count, std::int64_t* to) const;
 
  private:
   friend class RankFileWriter;

@@ -45,6 +45,8 @@ struct RankFile::State {
   std::pair<std::string, OpenDataset> last_opened;  // filtered, by path
 
   void check_root_attributes() const;
+  /// Checked. Under HDF5's lock.
+  [[nodiscard]] hdf5::Dataset open_labels(const hdf5::Handle& group, std::size_t microbatch) const;
   void load_none();
   void load_index();
   [[nodiscard]] std::unique_ptr<const StoredShard> find(std::size_t parameter);

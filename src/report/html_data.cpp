@@ -507,6 +507,7 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
     for (const char* key : {"state", "producer"}) report.contents.emplace_back(key, text(root, key));
     add_facts(*training, "training.", report.contents);
   }
+  if (const std::optional<JsonField> labels = root.find("labels")) add_facts(*labels, "", report.contents);
   read_check(root, report);
   each(root, "findings", [&](const JsonField& field) { report.findings.push_back(read_finding(field)); });
   return report;

@@ -18,6 +18,7 @@
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/clip/sweep.hpp"
 #include "gradclip/dump/manifest.hpp"
+#include "gradclip/training/label_tokens.hpp"
 
 namespace gradclip {
 
@@ -308,6 +309,13 @@ struct ReportMerge {
   std::uint64_t bytes = 0;            ///< of all tensors
 };
 
+/// What `tokens` adds.
+struct ReportTokens {
+  LabelTokens counted;                   ///< its findings are the report's
+  std::optional<std::int64_t> recorded;  ///< training.num_label_tokens
+  std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;
+};
+
 struct Report {
   std::string command;
   ReportDump dump;
@@ -320,6 +328,7 @@ struct Report {
   std::optional<CheckResult> check;                ///< check
   std::optional<ReportSweep> sweep;                ///< norms --sweep, which has nothing but this, run and findings
   std::optional<ReportMerge> merge;                ///< merge
+  std::optional<ReportTokens> tokens;              ///< tokens
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
@@ -384,6 +393,10 @@ struct CheckCounts {
 [[nodiscard]] Report merge_report(const std::filesystem::path& dump, const Manifest& manifest,
                                   const std::filesystem::path& output, MergeFormat format, const MergeResult& result,
                                   ReportRun run);
+
+/// The report of `tokens`.
+[[nodiscard]] Report tokens_report(const std::filesystem::path& dump, const Manifest& manifest, LabelTokens counted,
+                                   ReportRun run);
 
 /// The dump and its size, from the manifest.
 [[nodiscard]] ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest);

@@ -34,14 +34,7 @@ void write_contents(JsonWriter& json, const Report& report) {
   const ReportContents& contents = *report.contents;
   json.member("state", contents.state);
   json.member("producer", contents.producer);
-  if (contents.microbatch) {
-    json.open_member("microbatch", '{', Layout::one_line);
-    json.member("index", contents.microbatch->first);
-    json.member("count", contents.microbatch->second);
-    json.close();
-  } else {
-    json.member("microbatch", nullptr);
-  }
+  write_microbatch(json, contents.microbatch);
   const TrainingRecord& training = contents.training;
   json.open_member("training", '{', Layout::lines);
   json.member("max_grad_norm", training.max_grad_norm);
@@ -327,6 +320,8 @@ void write_json(const Report& report, std::ostream& out) {
     write_sweep(json, *report.sweep);
   } else if (report.merge) {
     write_merge(json, *report.merge);
+  } else if (report.tokens) {
+    write_tokens(json, *report.tokens);
   } else {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
@@ -380,6 +375,10 @@ void write_csv(const Report& report, std::ostream& out) {
   }
   if (report.merge) {
     write_merge_csv(*report.merge, out);
+    return;
+  }
+  if (report.tokens) {
+    write_tokens_csv(*report.tokens, out);
     return;
   }
   if (report.view) {

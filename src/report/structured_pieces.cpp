@@ -21,6 +21,17 @@ void write_dump(JsonWriter& json, std::string_view key, const ReportDump& dump) 
   json.close();
 }
 
+void write_microbatch(JsonWriter& json, const std::optional<std::pair<std::int64_t, std::int64_t>>& microbatch) {
+  if (microbatch) {
+    json.open_member("microbatch", '{', Layout::one_line);
+    json.member("index", microbatch->first);
+    json.member("count", microbatch->second);
+    json.close();
+  } else {
+    json.member("microbatch", nullptr);
+  }
+}
+
 void write_run(JsonWriter& json, const ReportRun& run) {
   json.open_member("run", '{', Layout::lines);
   json.member("processes", run.processes);

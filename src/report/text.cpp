@@ -149,34 +149,6 @@ void write_first_nonfinite(const Report& report, const TextStyle& style, std::os
       << "\n\n";
 }
 
-void write_findings(const Report& report, const TextStyle& style, std::ostream& out) {
-  if (report.findings.empty()) {
-    line(out, style, "findings", "none");
-    return;
-  }
-  // Non-finite values have lines of their own, unless they were replaced before anything was measured.
-  const bool placed = first_nonfinite_parameter(report).has_value();
-  const auto is_above = [placed](const Finding& finding) { return placed && finding.kind == "nonfinite"; };
-  const auto above = static_cast<std::size_t>(std::count_if(report.findings.begin(), report.findings.end(), is_above));
-  const std::size_t others = report.findings.size() - above;
-  line(out, style, "findings",
-       grouped(report.findings.size()) + (above != 0 ? fmt::format(", {} of them above", grouped(above)) : ""), {},
-       Ink::warning);
-  std::size_t shown = 0;
-  for (const Finding& finding : report.findings) {
-    if (is_above(finding)) continue;
-    if (++shown > kMostFindings) {
-      out << fmt::format("  ... and {} more: --report FILE.json has all\n", others - kMostFindings);
-      break;
-    }
-    out << "  " << paint(style, Ink::warning, printable(finding.kind));
-    if (!finding.parameter.empty()) out << ' ' << printable(finding.parameter);
-    if (finding.index) out << ' ' << index_text(*finding.index);
-    if (!finding.ranks.empty()) out << " (" << ranks_text(finding.ranks) << ')';
-    out << ": " << printable(finding.message) << '\n';
-  }
-}
-
 void write_run(const Report& report, const TextStyle& style, std::ostream& out) {
   const ReportRun& run = *report.run;
   const auto bytes = [](std::uint64_t count) { return human_bytes(static_cast<double>(count)); };
@@ -399,6 +371,34 @@ void write_plain_tensors(const Report& report, const TextStyle& style, std::ostr
 
 }  // namespace
 
+void write_first_findings(const Report& report, const TextStyle& style, std::ostream& out) {
+  if (report.findings.empty()) {
+    line(out, style, "findings", "none");
+    return;
+  }
+  // Non-finite values have lines of their own, unless they were replaced before anything was measured.
+  const bool placed = first_nonfinite_parameter(report).has_value();
+  const auto is_above = [placed](const Finding& finding) { return placed && finding.kind == "nonfinite"; };
+  const auto above = static_cast<std::size_t>(std::count_if(report.findings.begin(), report.findings.end(), is_above));
+  const std::size_t others = report.findings.size() - above;
+  line(out, style, "findings",
+       grouped(report.findings.size()) + (above != 0 ? fmt::format(", {} of them above", grouped(above)) : ""), {},
+       Ink::warning);
+  std::size_t shown = 0;
+  for (const Finding& finding : report.findings) {
+    if (is_above(finding)) continue;
+    if (++shown > kMostFindings) {
+      out << fmt::format("  ... and {} more: --report FILE.json has all\n", others - kMostFindings);
+      break;
+    }
+    out << "  " << paint(style, Ink::warning, printable(finding.kind));
+    if (!finding.parameter.empty()) out << ' ' << printable(finding.parameter);
+    if (finding.index) out << ' ' << index_text(*finding.index);
+    if (!finding.ranks.empty()) out << " (" << ranks_text(finding.ranks) << ')';
+    out << ": " << printable(finding.message) << '\n';
+  }
+}
+
 void write_summary(const Report& report, const TextStyle& style, std::ostream& out) {
   write_head(report, style, out);
   write_total(report, style, out);
@@ -409,7 +409,7 @@ void write_summary(const Report& report, const TextStyle& style, std::ostream& o
   write_elements(report, style, out);
   write_largest(report, style, out);
   write_nonfinite(report, style, out);
-  write_findings(report, style, out);
+  write_first_findings(report, style, out);
   out << '\n';
   if (report.output) line(out, style, "output", printable(*report.output));
   write_run(report, style, out);
@@ -428,14 +428,14 @@ void write_norms(const Report& report, const TableOptions& options, const TextSt
   write_scale(report, style, out);
   write_elements(report, style, out);
   write_nonfinite(report, style, out);
-  write_findings(report, style, out);
+  write_first_findings(report, style, out);
   out << '\n';
   write_run(report, style, out);
 }
 
 void write_sweep(const Report& report, const TextStyle& style, std::ostream& out) {
   write_sweep_tables(report, style, out);
-  write_findings(report, style, out);
+  write_first_findings(report, style, out);
   out << '\n';
   write_run(report, style, out);
 }

@@ -58,5 +58,7 @@ void write_sweep_tables(const Report& report, const TextStyle& style, std::ostre
 
 /// The command, the dump and its size, with an empty line under it.
 void write_head(const Report& report, const TextStyle& style, std::ostream& out);
+/// How many findings, and the first of them.
+void write_first_findings(const Report& report, const TextStyle& style, std::ostream& out);
 
 }  // namespace gradclip

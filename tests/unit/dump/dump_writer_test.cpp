@@ -196,7 +196,9 @@ TEST(DumpWriter, WritesADumpOfTheSameLayout) {
         EXPECT_EQ(shard.xxh3_64, xxh3_64(bytes.data(), bytes.size()));
       }
     }
-    EXPECT_EQ(output.rank_file(0)->labels()[0].labels, (std::vector<std::int64_t>{1, 2, 3, -100}));
+    std::vector<std::int64_t> labels(output.rank_file(0)->labels().at(0).elements());
+    output.rank_file(0)->read_labels(0, 0, labels.size(), labels.data());
+    EXPECT_EQ(labels, (std::vector<std::int64_t>{1, 2, 3, -100}));
   }
 }
 

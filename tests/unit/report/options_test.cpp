@@ -194,7 +194,9 @@ TEST(Options, ValuesThatCannotBe) {
     refusal({"norms", "in", "--memory-budget", value});
     refusal({"norms", "in", "--device-memory-budget", value});
   }
-  EXPECT_THAT(refusal({"norms", "in", "--num-label-tokens", "auto"}), HasSubstr("not in this version"));
+  for (const char* value : {"-1", "1.5", "automatic", ""}) refusal({"norms", "in", "--num-label-tokens", value});
+  for (const char* value : {"", ",dp", "dp,", "dp,,cp"}) refusal({"tokens", "in", "--dp-axes", value});
+  refusal({"tokens", "in", "--ignore-index", "-100.5"});
   EXPECT_EQ(parse({"norms", "in", "--by", "module", "--depth", "2"}).table.by, ViewBy::module);
   EXPECT_EQ(parse({"norms", "in", "--by", "module", "--depth", "2"}).table.depth, 2u);
   EXPECT_THAT(refusal({"norms", "in", "--by", "layer"}), HasSubstr("module, group, stage, dtype, rank"));
@@ -202,6 +204,25 @@ TEST(Options, ValuesThatCannotBe) {
   EXPECT_THAT(refusal({"norms", "in", "--by", "rank", "--depth", "2"}), HasSubstr("--by module"));
   EXPECT_THAT(refusal({"norms", "in", "--report", "x.pdf"}), HasSubstr(".json, .csv, .html or .xml"));
   EXPECT_THAT(refusal({"norms", "in", "--numerics", "fast"}), HasSubstr("automodel-cpu"));
+}
+
+TEST(Options, LabelsAreCountedWhereItIsAskedFor) {
+  const CommandLine line = parse({"norms", "in", "--num-label-tokens", "auto", "--ignore-index", "-7"});
+  EXPECT_TRUE(line.labels.count);
+  EXPECT_FALSE(line.scale.num_label_tokens.has_value());
+  EXPECT_EQ(line.labels.ignore_index, -7);
+  EXPECT_FALSE(parse({"norms", "in", "--num-label-tokens", "7"}).labels.count);
+
+  TrainingRecord recorded;
+  EXPECT_EQ(label_options({}, {}, recorded).ignore_index, -100);
+  EXPECT_EQ(label_options({}, {}, recorded).pp_axis_name, "pp");
+  recorded.ignore_index = 3;
+  recorded.pp_axis_name = "stage";
+  EXPECT_EQ(label_options({}, {}, recorded).ignore_index, 3);
+  EXPECT_EQ(label_options({}, {}, recorded).pp_axis_name, "stage");
+  EXPECT_EQ(label_options(line.labels, "pipe", recorded).ignore_index, -7);
+  EXPECT_EQ(label_options(line.labels, "pipe", recorded).pp_axis_name, "pipe");
+  EXPECT_EQ(parse({"tokens", "in", "--dp-axes", "dp,cp"}).labels.dp_axes, (std::vector<std::string>{"dp", "cp"}));
 }
 
 TEST(Options, WordsThatCannotBe) {
@@ -217,7 +238,7 @@ TEST(Options, WordsThatCannotBe) {
   refusal({"norms", "in", "--overwrite"});
   refusal({"--quiet", "norms", "in"});
   EXPECT_THAT(refusal({"frobnicate"}), HasSubstr("no command 'frobnicate'"));
-  EXPECT_THAT(refusal({"tokens", "in"}), HasSubstr("not in this version"));
+  EXPECT_THAT(refusal({"accumulate", "in"}), HasSubstr("not in this version"));
 }
 
 TEST(Options, ConfigFilesThatCannotBe) {

@@ -1,0 +1,61 @@
+#include "gradclip/training/label_tokens.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "commands.hpp"
+#include "gradclip/base/error.hpp"
+#include "gradclip/report/report.hpp"
+
+namespace gradclip {
+
+ExitCode run_tokens(Session& session, const CommandLine& line) {
+  DumpReader dump(line.dump);
+  const Manifest& manifest = dump.manifest();
+  session.check_report_path(line.dump, {});
+
+  DiffRun run = session.run_over(dump, nullptr, "labels are counted in host memory");
+  LabelTokens counted = count_label_tokens(dump, run.comm, plan_work(manifest, run.comm.size()),
+                                           label_options(line.labels, line.scale.pp_axis, manifest.training));
+
+  const bool found = !counted.findings.empty();
+  ReportRun facts = session.facts(line.common.numerics);
+  if (session.speaks()) {
+    session.publish(tokens_report(line.dump, manifest, std::move(counted), std::move(facts)), write_tokens);
+  }
+  return line.common.strict && found ? ExitCode::findings : ExitCode::done;
+}
+
+std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, TrainingStep& step) {
+  if (!line.labels.count) return {};
+  const Manifest& manifest = run.dump.manifest();
+  const auto refuse = [&](std::string found, std::string expected) {
+    throw Error(ExitCode::bad_input,
+                {.where = fmt::format("labels of {}", gradclip::quoted(run.dump.directory().string())),
+                 .found = std::move(found),
+                 .expected = std::move(expected),
+                 .advice = "give the number itself: --num-label-tokens N"});
+  };
+  if (manifest.microbatch && manifest.microbatch->second != 1) {
+    refuse(fmt::format("those of microbatch {} of {}", manifest.microbatch->first, manifest.microbatch->second),
+           "those of the whole step");
+  }
+  LabelTokens counted = count_label_tokens(run.dump, run.comm, run.plan,
+                                           label_options(line.labels, line.scale.pp_axis, manifest.training));
+  if (!counted.complete()) {
+    refuse(counted.coordinates_counted == 0
+               ? "none"
+               : fmt::format("none of {} of {} data-parallel coordinates",
+                             counted.coordinates - counted.coordinates_counted, counted.coordinates),
+           "labels of every coordinate, for --num-label-tokens auto");
+  }
+  step.num_label_tokens = static_cast<std::int64_t>(counted.total.label_tokens);
+  return std::move(counted.findings);
+}
+
+void add_findings(ClipResult& result, const std::vector<Finding>& findings) {
+  if (result.norm) result.norm->findings.insert(result.norm->findings.end(), findings.begin(), findings.end());
+}
+
+}  // namespace gradclip
