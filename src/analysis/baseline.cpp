@@ -13,6 +13,7 @@
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/json_document.hpp"
 #include "gradclip/dump/posix_file.hpp"
+#include "gradclip/dump/text_file.hpp"
 
 namespace gradclip {
 namespace {
@@ -217,18 +218,8 @@ std::optional<Baseline> read_baseline(const std::filesystem::path& path) {
     if (error) throw system_error(path, "open the baseline", error.value());
     return std::nullopt;
   }
-  const PosixFile file = PosixFile::open_for_reading(path);
   const std::string where = "baseline " + quoted(path.string());
-  const std::uint64_t size = file.size();
-  if (size > kMaxJsonBytes) {
-    throw Error(ExitCode::bad_input, {.where = where,
-                                      .found = fmt::format("has {} bytes", size),
-                                      .expected = fmt::format("at most {}", kMaxJsonBytes),
-                                      .advice = {}});
-  }
-  std::string text(size, '\0');
-  file.read(0, text.data(), size);
-  return parse_baseline(text, where);
+  return parse_baseline(read_text_file(path, where, ExitCode::bad_input, kMaxJsonBytes), where);
 }
 
 Baseline parse_baseline(const std::string& text, const std::string& where) {

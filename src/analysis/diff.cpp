@@ -7,6 +7,7 @@
 #include "gradclip/analysis/block_comparison.hpp"
 #include "gradclip/analysis/diff_findings.hpp"
 #include "gradclip/analysis/diverged_copies.hpp"
+#include "gradclip/analysis/only_names.hpp"
 
 namespace gradclip {
 namespace {
@@ -68,6 +69,7 @@ DiffResult compare_dumps(DiffRun& run, const DiffOptions& options) {
   const Manifest& a = run.dumps[0]->manifest();
   const Manifest& b = run.dumps[1]->manifest();
   const std::vector<ComparedPair> pairs = compared_pairs(a, b, options.names, options.only ? &*options.only : nullptr);
+  if (options.only && pairs.empty()) refuse_unmatched_only();
   DiffResult result;
   for (const ComparedPair& pair : pairs) {
     ParameterDifference& parameter = result.parameters.emplace_back();

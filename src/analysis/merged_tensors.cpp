@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "gradclip/analysis/only_names.hpp"
 #include "gradclip/base/element.hpp"
 #include "gradclip/base/error.hpp"
 
@@ -99,12 +100,7 @@ MergePlan plan_merge(DiffRun& run, const NamePattern* only, MergeFormat format) 
     tensor.name = entry.name;
     tensor.tensor = compared_tensor(manifest, p);
   }
-  if (only != nullptr && plan.tensors.empty()) {
-    throw Error(ExitCode::usage, {.where = "--only",
-                                  .found = "it matches no parameter",
-                                  .expected = "an expression that matches a part of a name",
-                                  .advice = "gradclip norms lists the names"});
-  }
+  if (only != nullptr && plan.tensors.empty()) refuse_unmatched_only();
 
   std::vector<Sight> sights(plan.tensors.size());
   const WorkPlan work = plan_work(manifest, run.comm.size());

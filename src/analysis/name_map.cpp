@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 #include <re2/re2.h>
 
-#include <cerrno>
-#include <fstream>
 #include <sstream>
-#include <system_error>
 
+#include "gradclip/analysis/only_names.hpp"
 #include "gradclip/base/error.hpp"
+#include "gradclip/dump/text_file.hpp"
 
 namespace gradclip {
 namespace {
@@ -58,14 +57,16 @@ std::string NamePattern::rewrite_error(const std::string& rewrite) const {
   return error;
 }
 
+void refuse_unmatched_only() {
+  throw Error(ExitCode::usage, {.where = "--only",
+                                .found = "it matches no parameter",
+                                .expected = "an expression that matches a part of a name",
+                                .advice = "gradclip norms lists the names"});
+}
+
 NameMap NameMap::read(const std::filesystem::path& file) {
   const std::string where = "name map " + quoted(file.string());
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) refuse(where, std::generic_category().message(errno), "a readable file");
-  std::ostringstream text;
-  text << stream.rdbuf();
-  if (stream.bad() || text.bad()) refuse(where, "it cannot be read", "a text file");
-  return parse(text.str(), where);
+  return parse(read_text_file(file, where, ExitCode::usage), where);
 }
 
 NameMap NameMap::parse(const std::string& text, const std::string& where) {

@@ -8,7 +8,7 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/json_document.hpp"
-#include "gradclip/dump/posix_file.hpp"
+#include "gradclip/dump/text_file.hpp"
 
 namespace gradclip {
 namespace {
@@ -17,7 +17,6 @@ constexpr std::int64_t kMostLayers = 100'000;
 constexpr std::int64_t kMostExtent = std::int64_t{1} << 40;
 constexpr std::size_t kMostDimensions = 8;
 constexpr std::uint64_t kMostElements = std::uint64_t{1} << 48;
-constexpr std::uint64_t kMostFileBytes = std::uint64_t{16} << 20;
 
 ModelParameter parse_parameter(const JsonField& field) {
   ModelParameter parameter;
@@ -86,16 +85,7 @@ ModelDescription read_model(const std::string& name_or_file) {
                                   .expected = "one of " + names + ", or a description file",
                                   .advice = {}});
   }
-  const PosixFile file = PosixFile::open_for_reading(name_or_file);
-  if (file.size() > kMostFileBytes) {
-    throw Error(ExitCode::bad_input, {.where = name_or_file,
-                                      .found = fmt::format("has {} bytes", file.size()),
-                                      .expected = fmt::format("at most {}", kMostFileBytes),
-                                      .advice = {}});
-  }
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  return parse_model(text, name_or_file);
+  return parse_model(read_text_file(name_or_file, name_or_file, ExitCode::bad_input), name_or_file);
 }
 
 }  // namespace gradclip
