@@ -67,6 +67,19 @@ Handle open_as_dataset(const Handle& location, const std::string& name, const st
               {.where = where, .found = "cannot open it: HDF5: " + text, .expected = {}, .advice = {}});
 }
 
+/// Only chunks can grow: the library makes no other dataset that may, so the file is damaged.
+void refuse_extendible(const Handle& space, const std::vector<std::int64_t>& shape, const std::string& where) {
+  std::vector<hsize_t> most(shape.size());
+  checked(H5Sget_simple_extent_dims(space.id(), nullptr, most.data()), where, "read the shape");
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (most[d] == static_cast<hsize_t>(shape[d])) continue;
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = fmt::format("is not chunked and yet may grow in dimension {}", d),
+                                      .expected = "a largest shape that is its shape",
+                                      .advice = "the file is damaged; copy or record it again"});
+  }
+}
+
 void read_chunking(const Handle& properties, const Handle& space, Dataset& dataset, const std::string& where) {
   std::vector<hsize_t> chunk(std::max<std::size_t>(dataset.shape.size(), 1));
   const int dimensions = checked(H5Pget_chunk(properties.id(), static_cast<int>(chunk.size()), chunk.data()), where,
@@ -99,6 +112,13 @@ std::string take_error_text() {
   std::string text;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first_text, &text);
   H5Eclear2(H5E_DEFAULT);
+  // "file write failed: time = ..., errno = 28, error message = 'No space left on device', buf = 0x..., ...": what the
+  // system said is all that there is to learn.
+  constexpr std::string_view kSystem = "error message = '";
+  if (const std::size_t begin = text.find(kSystem); begin != std::string::npos) {
+    const std::size_t reason = begin + kSystem.size();
+    return text.substr(0, text.find(": time")) + ": " + text.substr(reason, text.find('\'', reason) - reason);
+  }
   return text.empty() ? "no further explanation" : text;
 }
 
@@ -207,6 +227,8 @@ std::unique_lock<std::recursive_mutex> lock_library() {
   std::unique_lock<std::recursive_mutex> lock(mutex);
   thread_local bool quiet = false;
   if (!quiet) {
+    // At exit the library would close once more what it could not close for want of space, and crash.
+    H5dont_atexit();
     H5open();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
     quiet = true;
@@ -361,6 +383,7 @@ Dataset open_dataset(const Handle& location, const std::string& name, const std:
   dataset.address = info.addr;
   const Handle space = owned(H5Dget_space(id), where, "read the shape");
   dataset.shape = extents(space, where);
+  if (dataset.storage != Storage::chunked) refuse_extendible(space, dataset.shape, where);
   const Handle type = owned(H5Dget_type(id), where, "read the element type");
   dataset.type = element_type(type, where);
   if (dataset.elements() > std::numeric_limits<std::int64_t>::max() / dataset.type.size) {

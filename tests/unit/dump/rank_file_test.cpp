@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <thread>
 
 #include "dump_builder.hpp"
@@ -416,6 +417,30 @@ TEST(RankFile, LinksAndStorageThatLeaveTheFileAreRefused) {
   });
   expect_refused({"has both /gradients and /packed"},
                  [](hid_t file) { H5Gclose(H5Gcreate2(file, "packed", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT)); });
+}
+
+/// The library makes no such dataset, and would refuse to make its copy: damage of the input, not a full disk.
+TEST(RankFile, AContiguousDatasetThatMayGrowIsDamaged) {
+  const TemporaryDirectory directory;
+  DumpBuilder dump(directory.path(), 1);
+  dump.parameter({.name = "w", .shape = {4099}, .dtype = "float64"}).tensor("w", counting(4099)).write();
+  EXPECT_NO_THROW(read_all(*DumpReader(directory.path()).rank_file(0), 0));
+  const auto path = directory / "rank_00000.h5";
+  std::string bytes;
+  {
+    std::ostringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    bytes = text.str();
+  }
+  const std::string size("\x03\x10\0\0\0\0\0\0", 8);  // 4099, as shape and as largest shape
+  const std::size_t at = bytes.find(size + size);
+  ASSERT_NE(at, std::string::npos);
+  for (const std::string& largest : {std::string(8, '\xff'), std::string("\x03\x11\0\0\0\0\0\0", 8)}) {
+    bytes.replace(at + size.size(), size.size(), largest);
+    std::ofstream(path, std::ios::binary) << bytes;
+    expect_error(ExitCode::bad_input, {"rank_00000.h5", "/gradients/w", "may grow in dimension 0", "damaged"},
+                 [&] { read_all(*DumpReader(directory.path()).rank_file(0), 0); });
+  }
 }
 
 TEST(RankFile, DataThatWasNeverWrittenIsRefused) {
