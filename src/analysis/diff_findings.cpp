@@ -116,7 +116,9 @@ std::string group_text(const Manifest& a, const Manifest& b, const std::vector<P
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     if (parameters[p].compared() && has_values(parameters[p])) all.push_back(p);
   }
-  if (members.size() == all.size()) return fmt::format("in all {} parameters", members.size());
+  const bool one = members.size() == 1;
+  const std::string these = one ? "the one parameter" : fmt::format("the {} parameters", members.size());
+  if (members.size() == all.size()) return one ? "in " + these : fmt::format("in all {} parameters", members.size());
   const auto are_exactly = [&](const auto& belongs) {
     return std::all_of(all.begin(), all.end(), [&](std::size_t p) { return belongs(p) == (in.count(p) != 0); });
   };
@@ -127,9 +129,11 @@ std::string group_text(const Manifest& a, const Manifest& b, const std::vector<P
     return b.parameters[parameters[p].pair.b->parameter];
   };
   if (are_exactly([&](std::size_t p) { return looks_like_expert(a, entry_a(p)); }))
-    return fmt::format("in all {} expert parameters and no other", members.size());
+    return one ? "in the one expert parameter and no other"
+               : fmt::format("in all {} expert parameters and no other", members.size());
   if (are_exactly([&](std::size_t p) { return !looks_like_expert(a, entry_a(p)); }))
-    return fmt::format("in all {} parameters but the experts", members.size());
+    return one ? "in the one parameter that is no expert"
+               : fmt::format("in all {} parameters but the experts", members.size());
   for (const bool of_b : {false, true}) {
     const Manifest& manifest = of_b ? b : a;
     const auto entry = [&](std::size_t p) -> const ParameterEntry& { return of_b ? entry_b(p) : entry_a(p); };
@@ -139,13 +143,14 @@ std::string group_text(const Manifest& a, const Manifest& b, const std::vector<P
       continue;
     }
     const char* side = of_b ? "B" : "A";
-    if (!first.mesh) return fmt::format("in the {} parameters that are plain tensors in {}", members.size(), side);
-    return fmt::format("in the {} parameters on mesh {} with {} in {}", members.size(),
-                       quoted(manifest.meshes[*first.mesh].name()), to_string(first.layout()), side);
+    if (!first.mesh)
+      return fmt::format("in {} that {} in {}", these, one ? "is a plain tensor" : "are plain tensors", side);
+    return fmt::format("in {} on mesh {} with {} in {}", these, quoted(manifest.meshes[*first.mesh].name()),
+                       to_string(first.layout()), side);
   }
-  return members.size() == 1 ? "in one parameter"
-                             : fmt::format("in {} parameters, the first {}", members.size(),
-                                           quoted(parameters[members.front()].pair.name));
+  return one ? "in one parameter"
+             : fmt::format("in {} parameters, the first {}", members.size(),
+                           quoted(parameters[members.front()].pair.name));
 }
 
 std::string count_text(const Difference& found) {
@@ -279,8 +284,7 @@ std::vector<Finding> diff_findings(const Manifest& a, const Manifest& b,
                         .ranks = {},
                         .index = {},
                         .value = {},
-                        .message = parameters.empty() ? "no parameter was compared: --only matches no name"
-                                                      : "no parameter was compared: no name is in both dumps"});
+                        .message = "no parameter was compared: no name is in both dumps"});
   }
   const std::vector<KnownNumber> known = known_numbers(a, b);
   std::set<std::size_t> explained;

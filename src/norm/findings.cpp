@@ -43,14 +43,15 @@ void report_undeclared(const Manifest& manifest, const std::vector<bool>& expert
   for (std::int32_t rank = 0; rank < manifest.world_size; ++rank) {
     if (seen[static_cast<std::size_t>(rank)] != 0) ranks.push_back(rank);
   }
-  findings.push_back({.kind = "undeclared-plain-tensor",
-                      .parameter = first->name,
-                      .ranks = std::move(ranks),
-                      .index = {},
-                      .value = static_cast<double>(count),
-                      .message = fmt::format("{} plain tensors on several ranks without \"copies\" in the manifest: {} "
-                                             "taken as replicated, {} of experts as distinct",
-                                             count, count - experts, experts)});
+  findings.push_back(
+      {.kind = "undeclared-plain-tensor",
+       .parameter = first->name,
+       .ranks = std::move(ranks),
+       .index = {},
+       .value = static_cast<double>(count),
+       .message = fmt::format("{} plain tensor{} on several ranks without \"copies\" in the manifest: {} "
+                              "taken as replicated, {} of experts as distinct",
+                              count, count == 1 ? "" : "s", count - experts, experts)});
 }
 
 void report_disagreement(const ReferenceView& view, std::vector<Finding>& findings) {

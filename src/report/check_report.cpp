@@ -69,9 +69,10 @@ std::string check_summary(const Report& report) {
   }
   text += ": " + counted(report.findings.size(), "finding", "findings");
   if (counts.items_failed != 0) {
-    text += fmt::format(", {} of {} items in {} of {} parameters", grouped(counts.items_failed),
-                        grouped(counts.items_failed + counts.items_passed), grouped(counts.parameters_failed),
-                        grouped(counts.parameters_failed + counts.parameters_passed));
+    text += fmt::format(", {} of {} in {} of {}", grouped(counts.items_failed),
+                        counted(counts.items_failed + counts.items_passed, "item", "items"),
+                        grouped(counts.parameters_failed),
+                        counted(counts.parameters_failed + counts.parameters_passed, "parameter", "parameters"));
   }
   const Finding& worst = report.findings.front();
   return text + fmt::format("; worst: {}{}: {}", printable(worst.kind),

@@ -40,8 +40,9 @@ void write_verdict(const Report& report, const TextStyle& style, std::ostream& o
   const ReportDifference& first = diff.parameters[*diff.first];
   const std::string others = comma_separated(also);
   out << paint(style, Ink::alarm,
-               fmt::format("differs: {} of {} parameters{}, first in model order {}{}", grouped(count(diff, "differs")),
-                           grouped(diff.parameters.size()), others.empty() ? "" : ", " + others, printable(first.name),
+               fmt::format("differs: {} of {}{}, first in model order {}{}", grouped(count(diff, "differs")),
+                           counted(diff.parameters.size(), "parameter", "parameters"),
+                           others.empty() ? "" : ", " + others, printable(first.name),
                            first.first_different ? " " + index_text(*first.first_different) : ""))
       << '\n';
 }

@@ -17,13 +17,14 @@ std::string checksums_text(const Report& report) {
   if (!checked.manifest_checksum && checked.file_checksums == 0 && checked.shard_checksums == 0) {
     return "none: nothing vouches for the bits";
   }
-  const auto of = [](std::uint64_t some, std::uint64_t all, std::string_view what) {
-    if (some == all) return fmt::format("all {} {}", grouped(all), what);
-    return fmt::format("{} of {} {}", some == 0 ? "none" : grouped(some), grouped(all), what);
+  const auto of = [](std::uint64_t some, std::uint64_t all, std::string_view one, std::string_view many) {
+    if (some == all) return all == 1 ? fmt::format("the one {}", one) : fmt::format("all {} {}", grouped(all), many);
+    return fmt::format("{} of {}", some == 0 ? "none" : grouped(some), counted(all, one, many));
   };
-  return fmt::format("{}, {}, {}", checked.manifest_checksum ? "the manifest" : "none of the manifest",
-                     of(checked.file_checksums, static_cast<std::uint64_t>(report.dump.world_size), "rank files"),
-                     of(checked.shard_checksums, checked.shards, "gradients"));
+  return fmt::format(
+      "{}, {}, {}", checked.manifest_checksum ? "the manifest" : "none of the manifest",
+      of(checked.file_checksums, static_cast<std::uint64_t>(report.dump.world_size), "rank file", "rank files"),
+      of(checked.shard_checksums, checked.shards, "gradient", "gradients"));
 }
 
 void write_finding(const Finding& finding, std::ostream& out) {

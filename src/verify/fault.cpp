@@ -47,6 +47,13 @@ class Taker {
   std::string_view bytes_;
 };
 
+/// Whether "PLACE TEXT" is a sentence: TEXT begins with what is said of the place.
+bool says_of_place(std::string_view text) {
+  constexpr std::string_view kVerbs[] = {"begins", "cannot", "declares", "does",  "ends",   "has",   "holds",
+                                         "is",     "keeps",  "lies",     "needs", "refers", "stands"};
+  return std::find(std::begin(kVerbs), std::end(kVerbs), text.substr(0, text.find(' '))) != std::end(kVerbs);
+}
+
 auto place(const Fault& fault) {
   return std::tuple(severity(fault.kind), fault.parameter ? static_cast<std::int64_t>(*fault.parameter) : -1,
                     std::string_view(fault.name), fault.rank, std::string_view(fault.message));
@@ -67,6 +74,7 @@ std::size_t severity(std::string_view kind) noexcept {
 Fault fault_of(const ErrorText& text, std::int32_t rank, std::optional<std::size_t> parameter,
                std::string_view before) {
   Fault fault{text.kind.empty() ? "unreadable" : std::string(text.kind), rank, parameter, {}, std::string(before)};
+  if (!before.empty()) fault.message += says_of_place(text.found) ? " " : ": ";
   fault.message += text.found;
   if (!text.expected.empty()) fault.message += "; expected " + text.expected;
   if (!text.advice.empty()) fault.message += "; " + text.advice;

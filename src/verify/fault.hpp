@@ -39,6 +39,7 @@ struct Fault {
 };
 
 /// A fault from an error of bad input: its kind, and its text without the place, which the fault says itself.
+/// @param before  what else of the place its message is to say
 [[nodiscard]] Fault fault_of(const ErrorText& text, std::int32_t rank, std::optional<std::size_t> parameter,
                              std::string_view before = {});
 

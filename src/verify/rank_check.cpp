@@ -50,7 +50,7 @@ class RankChecker {
       return true;
     } catch (const Error& error) {
       if (error.code() != ExitCode::bad_input) throw;
-      result_.faults.push_back(fault_of(error.text(), rank_, parameter, parameter ? "" : name_ + " "));
+      result_.faults.push_back(fault_of(error.text(), rank_, parameter, parameter ? "" : name_));
       return false;
     }
   }

@@ -355,7 +355,7 @@ std::vector<Finding> manifest_findings(std::span<const ErrorText> problems) {
     // The place in the document, without the path to it, which differs from machine to machine.
     std::string place = problem.where;
     const std::size_t begin = place.rfind(kManifestName);
-    place = begin == std::string::npos ? std::string() : place.substr(begin) + " ";
+    place = begin == std::string::npos ? std::string() : place.substr(begin);
     const Fault fault = fault_of(problem, -1, std::nullopt, place);
     findings.push_back(
         {.kind = fault.kind, .parameter = {}, .ranks = {}, .index = {}, .value = {}, .message = fault.message});
