@@ -66,8 +66,8 @@ std::string clip_record(const TrainingStep& step, const ClipOptions& options, co
       R"({{"version":"{}","norm_type":{},"max_norm":{},"total":{},"coefficient":{},"total_after":{},"numerics":"{}",)"
       R"("nonfinite":"{}","label_token_divisor":{},"expert_divisor":{})",
       GRADCLIP_VERSION, json_number(step.order.p), number(result.max_norm), json_number(result.total),
-      number(result.coefficient), number(result.total_after), name(options.numerics), name(options.nonfinite),
-      number(result.scale.label_token_divisor), number(result.scale.expert_divisor));
+      number(result.skipped ? std::nullopt : result.coefficient), number(result.total_after), name(options.numerics),
+      name(options.nonfinite), number(result.scale.label_token_divisor), number(result.scale.expert_divisor));
   if (options.total_norm) record += R"(,"total_given":true)";
   for (std::size_t i = 0; i < result.coefficients.size(); ++i) {
     const RankTotal& total = result.norm->reference.totals[i];

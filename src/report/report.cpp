@@ -234,9 +234,10 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
     report.findings = norm->findings;
   }
   if (clips) {
-    report.clip = ReportClip{
-        result.max_norm,   result.coefficient, result.clipped, result.skipped, std::string(name(options.nonfinite)),
-        result.total_after};
+    // What the policy kept the gradients from is not what they were multiplied by.
+    const bool multiplied = !result.skipped && !result.refused;
+    report.clip = ReportClip{result.max_norm, multiplied ? result.coefficient : std::nullopt, result.clipped,
+                             result.skipped,  std::string(name(options.nonfinite)),           result.total_after};
   }
   return report;
 }
