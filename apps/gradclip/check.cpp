@@ -20,8 +20,7 @@ void check_paths(const Session& session, const CommandLine& line) {
   session.check_report_path(line.dump, {});
   std::error_code error;
   if (!line.common.report) return;
-  const std::filesystem::path report = std::filesystem::weakly_canonical(*line.common.report, error);
-  if (report != std::filesystem::weakly_canonical(file, error)) return;
+  if (resolved_path(*line.common.report, error) != resolved_path(file, error)) return;
   throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(line.common.report->string()),
                                 .found = "it is the baseline",
                                 .expected = "another file",

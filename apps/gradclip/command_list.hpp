@@ -15,11 +15,13 @@ struct OptionDescription {
   bool toggle = false;                    ///< has an opposite, --no-NAME
   bool scale = false;                     ///< of scaling and clipping
   bool common = false;                    ///< of every command's kind
-  std::vector<std::string> choices = {};  ///< the only values; empty: any
+  std::vector<std::string> choices = {};  ///< the only values, or those beside a path; empty: any
 
   [[nodiscard]] bool takes_value() const noexcept { return !metavar.empty(); }
   /// Whether a value is a path.
-  [[nodiscard]] bool takes_path() const noexcept { return metavar.starts_with("FILE") || metavar == "OUT"; }
+  [[nodiscard]] bool takes_path() const noexcept {
+    return metavar.starts_with("FILE") || metavar == "OUT" || metavar == "MODEL";
+  }
 };
 
 struct CommandDescription {

@@ -60,9 +60,14 @@ std::string bash(const std::vector<CommandDescription>& commands) {
   std::string values, options;
   for (const OptionDescription& option : with_values(commands)) {
     const std::string pattern = fmt::format("{}", fmt::join(spellings(option), "|"));
-    if (!option.choices.empty()) {
-      values += fmt::format("    {}) COMPREPLY=($(compgen -W '{}' -- \"$word\")); return ;;\n", pattern,
-                            fmt::join(option.choices, " "));
+    const std::string choices = fmt::format("{}", fmt::join(option.choices, " "));
+    if (!choices.empty() && option.takes_path()) {
+      values += fmt::format(
+          "    {}) compopt -o filenames; COMPREPLY=($(compgen -W '{}' -- \"$word\"))\n"
+          "      IFS=$'\\n'; COMPREPLY+=($(compgen -f -- \"$word\")); return ;;\n",
+          pattern, choices);
+    } else if (!choices.empty()) {
+      values += fmt::format("    {}) COMPREPLY=($(compgen -W '{}' -- \"$word\")); return ;;\n", pattern, choices);
     } else if (option.takes_path()) {
       values += fmt::format(
           "    {}) compopt -o filenames; IFS=$'\\n'; COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n", pattern);
@@ -86,13 +91,16 @@ _gradclip() {
   [[ $word == = ]] && word=  # --option=value is three words
   [[ $before == = ]] && before=${COMP_WORDS[COMP_CWORD-2]}
   if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W '@COMMANDS@ --help --version' -- "$word"))
+    COMPREPLY=($(compgen -W '@COMMANDS@ help --help --version' -- "$word"))
     return
   fi
   case $before in
 @VALUES@  esac
   case ${COMP_WORDS[1]} in
-@OPTIONS@    *) return ;;
+@OPTIONS@    help)
+      ((COMP_CWORD == 2)) && COMPREPLY=($(compgen -W '@COMMANDS@' -- "$word"))
+      return ;;
+    *) return ;;
   esac
   if [[ $word == -* ]]; then
     COMPREPLY=($(compgen -W "$options" -- "$word"))
@@ -126,7 +134,10 @@ std::string zsh_option(const OptionDescription& option) {
   if (option.takes_value()) {
     std::string action;
     if (!option.choices.empty()) action = fmt::format("({})", fmt::join(option.choices, " "));
-    if (option.choices.empty() && option.takes_path()) action = "_files";
+    if (option.takes_path()) {
+      action =
+          option.choices.empty() ? "_files" : fmt::format("{{compadd -- {}; _files}}", fmt::join(option.choices, " "));
+    }
     value = fmt::format(":{}:{}", zsh_text(option.metavar), action);
   }
   std::string lines;
@@ -158,7 +169,8 @@ _gradclip() {
   shift words
   ((CURRENT--))
   case $command in
-@CASES@  esac
+@CASES@    help) _describe 'command' commands ;;
+  esac
 }
 
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
@@ -188,6 +200,7 @@ std::string fish(const std::vector<CommandDescription>& commands) {
       "complete -c gradclip -n \"not __fish_seen_subcommand_from $commands\" -l help -d 'what there is'\n"
       "complete -c gradclip -n \"not __fish_seen_subcommand_from $commands\" -l version -d 'print the version'\n",
       fmt::join(names_of(commands), " "));
+  script += "complete -c gradclip -n __fish_use_subcommand -a help -d 'the options of a command'\n";
   for (const CommandDescription& command : commands) {
     script += fmt::format("complete -c gradclip -n \"not __fish_seen_subcommand_from $commands\" -a {} -d {}\n",
                           command.name, fish_quoted(command.summary));
@@ -200,7 +213,8 @@ std::string fish(const std::vector<CommandDescription>& commands) {
       std::string value;
       if (option.takes_value()) value = " -x";
       if (!option.choices.empty()) {
-        value += fmt::format(" -a {}", fish_quoted(fmt::format("{}", fmt::join(option.choices, " "))));
+        value = fmt::format("{} -a {}", option.takes_path() ? " -r -F" : value,
+                            fish_quoted(fmt::format("{}", fmt::join(option.choices, " "))));
       } else if (option.takes_path()) {
         value = " -r -F";
       }

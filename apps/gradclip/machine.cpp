@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "variables.hpp"
+
 namespace gradclip {
 namespace {
 
@@ -69,12 +71,26 @@ Environment process_environment() {
   return [](const char* name) { return static_cast<const char*>(std::getenv(name)); };
 }
 
+std::vector<std::string> process_variables(std::string_view prefix) {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::size_t equals = text.find('=');
+    if (!text.starts_with(prefix) || equals == std::string_view::npos || equals + 1 == text.size()) continue;
+    names.emplace_back(text.substr(0, equals));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 Launch detect_launch(const Environment& environment) {
   const auto is_set = [&](const char* name) { return environment(name) != nullptr; };
   if (is_set("OMPI_COMM_WORLD_SIZE")) return {Launcher::mpi, "OMPI_COMM_WORLD_SIZE"};
   if (is_set("PMI_RANK") && is_set("PMI_SIZE")) return {Launcher::mpi, "PMI_RANK"};
   if (is_set("PMIX_RANK")) return {Launcher::mpi, "PMIX_RANK"};
   if (!is_set("RANK")) return {};
+  const char* size = environment("WORLD_SIZE");
+  if (size != nullptr && std::string_view(size) == "1") return {};  // nobody else does the same work
   const char* local = environment("LOCAL_RANK");
   return {Launcher::torchrun, "RANK", local == nullptr || std::string_view(local) == "0"};
 }

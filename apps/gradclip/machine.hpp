@@ -25,7 +25,7 @@ struct Launch {
 
 /// MPI: OMPI_COMM_WORLD_SIZE, PMI_RANK with PMI_SIZE, or PMIX_RANK is set (Slurm sets the latter two with its PMI
 /// plugins; SLURM_PROCID alone also stands in a batch script that runs one process, and says nothing). torchrun: RANK
-/// is set and none of those.
+/// is set and none of those, and WORLD_SIZE is not 1.
 [[nodiscard]] Launch detect_launch(const Environment& environment);
 
 /// Bytes.

@@ -1,9 +1,12 @@
 #include <csignal>
+#include <cstdio>
 #include <memory>
 #include <optional>
 
 #include "commands.hpp"
 #include "failure.hpp"
+#include "launch.hpp"
+#include "variables.hpp"
 
 namespace {
 
@@ -35,11 +38,20 @@ gradclip::ExitCode run(gradclip::Session& session, const gradclip::CommandLine& 
   return gradclip::ExitCode::bug;
 }
 
+void warn_of_variables() {
+  for (const std::string& warning :
+       gradclip::variables_without_option(gradclip::process_variables(gradclip::kVariables))) {
+    std::fprintf(stderr, "gradclip: warning: %s\n", warning.c_str());
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace gradclip;
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, which ends all processes alike
+  // A closed pipe and the limit of file sizes are failed writes, which end all processes alike.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   std::unique_ptr<Communicator> comm;
   std::optional<Session> session;
   try {
@@ -47,7 +59,9 @@ int main(int argc, char** argv) {
     const Launch launch = detect_launch(environment);
     comm = make_communicator(launch, &argc, &argv);
     const CommandLine line = parse_command_line(argc, argv, environment);
+    require_launcher(launch, line);
     session.emplace(*comm, launch, line.common, environment);
+    if (session->speaks()) warn_of_variables();
     ExitCode code = ExitCode::done;
     if (line.answer) {
       session->print(*line.answer);

@@ -7,18 +7,21 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
 #include "command_list.hpp"
 #include "gradclip/base/error.hpp"
+#include "gradclip/dump/json_document.hpp"
+#include "gradclip/dump/text_file.hpp"
 #include "gradclip/report/structured.hpp"
+#include "gradclip/synth/model.hpp"
 #include "options_sweep.hpp"
+#include "suggestions.hpp"
+#include "variables.hpp"
 
 namespace gradclip {
 namespace {
@@ -41,6 +44,13 @@ struct Value {
                                 .found = gradclip::quoted(value.text),
                                 .expected = std::move(expected),
                                 .advice = std::move(advice)});
+}
+
+/// Options that contradict each other, each by where it came from.
+[[noreturn]] void refuse_both(const Value& a, const Value& b) {
+  throw Error(
+      ExitCode::usage,
+      {.where = a.origin + " and " + b.origin, .found = "both are given", .expected = "one of them", .advice = {}});
 }
 
 enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an opposite, --no-NAME
@@ -66,10 +76,16 @@ double number(const Value& value, const std::string& expected) {
   return *parsed;
 }
 
-std::int64_t integer(const Value& value, std::int64_t low, std::int64_t high = std::int64_t{1} << 62) {
+constexpr std::int64_t kMostInteger = std::int64_t{1} << 62;
+
+std::int64_t integer(const Value& value, std::int64_t low, std::int64_t high = kMostInteger) {
   const std::optional<std::int64_t> parsed = parse_integer(value.text, low, high);
-  if (!parsed) refuse(value, fmt::format("a whole number of at least {}", low));
-  return *parsed;
+  if (parsed) return *parsed;
+  const bool digits = !value.text.empty() && value.text.find_first_not_of("0123456789") == std::string::npos;
+  if (high == kMostInteger && !(digits && value.text.size() > 1)) {
+    refuse(value, fmt::format("a whole number of at least {}", low));
+  }
+  refuse(value, fmt::format("a whole number from {} to {}", low, high));
 }
 
 bool boolean(const Value& value) {
@@ -395,6 +411,12 @@ constexpr std::string_view kOutro =
 
 constexpr std::string_view kLaterCommands[] = {"accumulate"};
 
+/// Variables that are no options: this program's others (docs/command-line.md), and those of its tests.
+constexpr std::string_view kOtherVariables[] = {"GRADCLIP_CONFIG", "GRADCLIP_CPU_KERNELS", "GRADCLIP_NCCL_TIMEOUT",
+                                                "GRADCLIP_BIN",    "GRADCLIP_BUILD",       "GRADCLIP_KEEP",
+                                                "GRADCLIP_LONG",   "GRADCLIP_SEED"};
+constexpr std::string_view kOtherFamilies[] = {"GRADCLIP_EMULATION_", "GRADCLIP_CONFORMANCE_", "GRADCLIP_TEST_"};
+
 std::string version_text() {
   return "gradclip " GRADCLIP_VERSION "\n";
 }
@@ -406,7 +428,8 @@ std::string general_help() {
       "       mpirun -np N gradclip COMMAND DUMP [options]   several: the same output, the same bits\n\n"
       "Commands\n";
   for (const CommandEntry& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
-  text += "\n  gradclip COMMAND --help    the command's options\n  gradclip --version\n\n";
+  text +=
+      "\n  gradclip help COMMAND      the command's options; so does gradclip COMMAND --help\n  gradclip --version\n\n";
   return text + std::string(kOutro);
 }
 
@@ -461,6 +484,10 @@ std::vector<std::string> choices_of(const OptionEntry& option) {
   constexpr std::string_view kOneOf = "one of ", kComma = ", ";
   std::vector<std::string> choices;
   if (option.kind != Kind::value) return choices;
+  if (option.name == "model") {
+    for (const BuiltinModel& model : builtin_models()) choices.push_back(model.name);
+    return choices;
+  }
   try {
     CommandLine scratch;
     option.apply(scratch, {"?", "--" + option.name, Level::command_line});
@@ -483,12 +510,33 @@ std::vector<std::string> choices_of(const OptionEntry& option) {
 
 using Values = std::map<std::string, Value, std::less<>>;  // by option name, without "no-"
 
-[[noreturn]] void refuse_command_line(const std::string& found, std::string_view command) {
-  throw Error(ExitCode::usage,
-              {.where = "command line",
-               .found = found,
-               .expected = {},
-               .advice = command.empty() ? "see gradclip --help" : fmt::format("see gradclip {} --help", command)});
+/// @param meant  what it probably was meant to be; empty: nobody knows
+[[noreturn]] void refuse_command_line(const std::string& found, std::string_view command,
+                                      const std::string& meant = {}) {
+  const std::string help = command.empty() ? "see gradclip --help" : fmt::format("see gradclip {} --help", command);
+  throw Error(ExitCode::usage, {.where = "command line",
+                                .found = found,
+                                .expected = {},
+                                .advice = meant.empty() ? help : fmt::format("did you mean {}? Else {}", meant, help)});
+}
+
+/// Names as they are typed, without dashes: "pp" and "no-pp".
+void add_names(std::vector<std::string>& names, const OptionEntry& option) {
+  names.push_back(option.name);
+  if (option.kind == Kind::toggle) names.push_back("no-" + option.name);
+}
+
+/// "--max-norm" for "--max-nrom=1"; empty for what is no option, and where none is near.
+std::string meant_option(std::string_view word, const CommandEntry& command, const std::vector<OptionEntry>& table) {
+  const std::size_t name = word.find_first_not_of('-');
+  if (name == 0 || name == std::string_view::npos) return {};
+  std::vector<std::string> names;
+  for (const OptionEntry& option : table) {
+    if ((option.commands & command.bit) != 0) add_names(names, option);
+  }
+  for (const OptionDescription& option : universal_options()) names.push_back(option.name);
+  const std::string nearest = nearest_name(word.substr(name, word.find('=') - name), names);
+  return nearest.empty() ? nearest : "--" + nearest;
 }
 
 struct Arguments {
@@ -531,6 +579,12 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   } catch (const CLI::CallForHelp&) {
     arguments.help = true;
     return arguments;
+  } catch (const CLI::ExtrasError& error) {
+    std::string meant;
+    for (const std::string& word : app.remaining()) {
+      if (meant.empty()) meant = meant_option(word, command, table);
+    }
+    refuse_command_line(error.what(), command.name, meant);
   } catch (const CLI::ParseError& error) {
     refuse_command_line(error.what(), command.name);
   }
@@ -553,12 +607,7 @@ void add_values(Values& values, const std::vector<OptionEntry>& table, unsigned 
     std::optional<Value> value = find(option.name);
     if (option.kind == Kind::toggle) {
       std::optional<Value> opposite = find("no-" + option.name);
-      if (value && opposite) {
-        throw Error(ExitCode::usage, {.where = value->origin + " and " + opposite->origin,
-                                      .found = "both are given",
-                                      .expected = "one of them",
-                                      .advice = {}});
-      }
+      if (value && opposite) refuse_both(*value, *opposite);
       if (opposite) {
         opposite->text = boolean(*opposite) ? "false" : "true";
         value = opposite;
@@ -569,7 +618,7 @@ void add_values(Values& values, const std::vector<OptionEntry>& table, unsigned 
 }
 
 std::string environment_name(std::string_view option) {
-  std::string name = "GRADCLIP_";
+  std::string name(kVariables);
   for (const char c : option) name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   return name;
 }
@@ -593,29 +642,12 @@ void add_environment(Values& values, const std::vector<OptionEntry>& table, unsi
 
 nlohmann::json read_config(const std::string& path) {
   const std::string where = "config file " + gradclip::quoted(path);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) refuse_config(where, std::generic_category().message(errno), "a readable file");
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) refuse_config(where, "it cannot be read", "a JSON object");
-  std::set<std::string> keys;
-  std::optional<std::string> twice;
-  const nlohmann::json::parser_callback_t watch = [&](int depth, nlohmann::json::parse_event_t event,
-                                                      nlohmann::json& parsed) {
-    if (event == nlohmann::json::parse_event_t::key && depth == 1 && !keys.insert(parsed.get<std::string>()).second) {
-      twice = parsed.get<std::string>();
-    }
-    return true;
-  };
-  nlohmann::json config;
+  const std::string text = read_text_file(path, where, ExitCode::usage);
   try {
-    config = nlohmann::json::parse(text.str(), watch);
-  } catch (const nlohmann::json::exception& error) {
-    refuse_config(where, error.what(), "a JSON object");
+    return parse_json(text, where).root;
+  } catch (const Error& error) {
+    throw Error(ExitCode::usage, error.text());
   }
-  if (!config.is_object()) refuse_config(where, config.type_name(), "a JSON object");
-  if (twice) refuse_config(where, "the key " + gradclip::quoted(*twice) + " stands twice", "each key once");
-  return config;
 }
 
 void add_config(Values& values, const std::vector<OptionEntry>& table, unsigned commands, const std::string& path) {
@@ -624,15 +656,13 @@ void add_config(Values& values, const std::vector<OptionEntry>& table, unsigned 
     return gradclip::quoted(key) + " in config file " + gradclip::quoted(path);
   };
   // A file may serve several commands: keys of any of them are known.
-  std::set<std::string, std::less<>> known;
-  for (const OptionEntry& option : table) {
-    known.insert(option.name);
-    if (option.kind == Kind::toggle) known.insert("no-" + option.name);
-  }
+  std::vector<std::string> known;
+  for (const OptionEntry& option : table) add_names(known, option);
   for (const auto& [key, value] : config.items()) {
-    if (known.count(key) == 0) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      const std::string meant = nearest_name(key, known);
       refuse_config(origin(key), "no such option", "the long name of an option, without dashes before it",
-                    "see gradclip COMMAND --help");
+                    meant.empty() ? "see gradclip COMMAND --help" : fmt::format("did you mean {}?", meant));
     }
     if (value.is_null() || value.is_structured())
       refuse_config(origin(key), value.type_name(), "text, a number, true or false");
@@ -649,12 +679,7 @@ void settle_clipping(Values& values) {
   const auto limit = values.find("max-norm");
   const auto none = values.find("no-clip");
   if (limit == values.end() || none == values.end() || !boolean(none->second)) return;
-  if (limit->second.level == none->second.level) {
-    throw Error(ExitCode::usage, {.where = limit->second.origin + " and " + none->second.origin,
-                                  .found = "both are given",
-                                  .expected = "one of them",
-                                  .advice = {}});
-  }
+  if (limit->second.level == none->second.level) refuse_both(limit->second, none->second);
   values.erase(limit->second.level < none->second.level ? none : limit);
 }
 
@@ -665,10 +690,11 @@ void check_sweep(CommandLine& line, const Values& values) {
     refuse_command_line(
         fmt::format("{} dumps without --sweep, which alone takes more than one", line.more_dumps.size() + 1), "norms");
   }
+  const Value& sweep = values.find("sweep")->second;
   for (const std::string_view name : {"by", "depth", "histogram", "max-norm", "no-clip", "sort", "top"}) {
     const auto value = values.find(name);
     if (value == values.end() || value->second.level != Level::command_line) continue;
-    refuse_command_line(fmt::format("--sweep and {} are both given", value->second.origin), "norms");
+    refuse_both(sweep, value->second);
   }
   line.clip.histograms = false;
 }
@@ -678,8 +704,10 @@ const CommandEntry& find_command(std::string_view name) {
     if (command.name == name) return command;
   }
   const bool later = std::find(std::begin(kLaterCommands), std::end(kLaterCommands), name) != std::end(kLaterCommands);
-  refuse_command_line(
-      later ? fmt::format("the command {} is not in this version", name) : "no command " + gradclip::quoted(name), {});
+  if (later) refuse_command_line(fmt::format("the command {} is not in this version", name), {});
+  std::vector<std::string> names;
+  for (const CommandEntry& command : kCommands) names.emplace_back(command.name);
+  refuse_command_line("no command " + gradclip::quoted(name), {}, nearest_name(name, names));
 }
 
 /// Text and magnitude of a number without its sign.
@@ -704,6 +732,10 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   CommandLine line;
   if (words.empty()) refuse_command_line("no command", {});
+  if (words[0] == "help" && words.size() > 1 && !words[1].starts_with('-')) {
+    line.answer = command_help(find_command(words[1]), make_table());
+    return line;
+  }
   if (words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
     line.answer = general_help();
     return line;
@@ -752,7 +784,10 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   }
   if (const auto depth = values.find("depth");
       depth != values.end() && line.table.by != ViewBy::module && depth->second.level == Level::command_line) {
-    refuse(depth->second, "--by module beside it, whose levels it counts");
+    const auto by = values.find("by");
+    refuse(depth->second, "--by module beside it, whose levels it counts",
+           by == values.end() ? std::string()
+                              : fmt::format("{} is {}", by->second.origin, gradclip::quoted(by->second.text)));
   }
   check_sweep(line, values);
   line.clip.numerics = line.common.numerics;
@@ -769,6 +804,25 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   if (command.command == Command::synth && line.synth.model.empty())
     refuse_command_line("--model is missing", command.name);
   return line;
+}
+
+std::vector<std::string> variables_without_option(const std::vector<std::string>& names) {
+  std::vector<std::string> known;
+  for (const OptionEntry& option : make_table()) add_names(known, option);
+  for (std::string& name : known) name = environment_name(name);
+  known.insert(known.end(), std::begin(kOtherVariables), std::end(kOtherVariables));
+  std::vector<std::string> endings;  // what tells them apart
+  for (const std::string& name : known) endings.push_back(name.substr(kVariables.size()));
+  std::vector<std::string> warnings;
+  for (const std::string& name : names) {
+    const bool other = std::any_of(std::begin(kOtherFamilies), std::end(kOtherFamilies),
+                                   [&](std::string_view family) { return name.starts_with(family); });
+    if (other || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string meant = nearest_name(std::string_view(name).substr(kVariables.size()), endings);
+    warnings.push_back(fmt::format("the environment variable {} is no option's{}", printable(name),
+                                   meant.empty() ? "" : fmt::format("; did you mean {}{}?", kVariables, meant)));
+  }
+  return warnings;
 }
 
 TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options) {

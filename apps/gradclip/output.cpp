@@ -103,11 +103,27 @@ void DescriptorBuffer::write_out(const char* text, std::size_t size) {
   }
 }
 
+std::filesystem::path resolved_path(const std::filesystem::path& path, std::error_code& error) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  // Absolute first: a new file's bare name would stay bare, and have no directory.
+  std::filesystem::path file = std::filesystem::absolute(path, error);
+  std::error_code ignored;
+  for (int links = 0; links < kMostLinks && !std::filesystem::exists(file, ignored); ++links) {
+    const std::filesystem::path target = std::filesystem::read_symlink(file, ignored);
+    if (ignored) break;  // it is no link
+    file = file.parent_path() / target;
+  }
+  std::filesystem::path resolved = std::filesystem::weakly_canonical(file, error);
+  if (!error || !std::filesystem::exists(file, ignored)) return resolved;
+  error.clear();  // a link of /proc to a pipe, which has no path
+  return file;
+}
+
 void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write,
                       std::string_view what) {
   const Named named{what, path};
   std::error_code ignored;
-  std::filesystem::path target = std::filesystem::canonical(path, ignored);
+  std::filesystem::path target = resolved_path(path, ignored);
   if (ignored) target = path;
   const std::filesystem::file_type type = std::filesystem::status(target, ignored).type();
   if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found) {

@@ -8,6 +8,7 @@
 #include <streambuf>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace gradclip {
 
@@ -29,9 +30,12 @@ class DescriptorBuffer : public std::streambuf {
   std::array<char, 65536> buffer_;
 };
 
-/// Has `write` fill the file: a temporary one beside it, then renamed. A symlink's target is replaced, not the link;
-/// devices and pipes are written straight. Errors: Error(resources) with `path` and the system's reason; no file is
-/// left. @param what  the file is, for messages
+/// Where a file at `path` is or will be: absolute, behind symbolic links, one whose target is not there yet too.
+[[nodiscard]] std::filesystem::path resolved_path(const std::filesystem::path& path, std::error_code& error);
+
+/// Has `write` fill the file: a temporary one beside it, then renamed. A symlink's target is replaced or made, not the
+/// link; devices and pipes are written straight. Errors: Error(resources) with `path` and the system's reason; no file
+/// is left. @param what  the file is, for messages
 void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write,
                       std::string_view what = "report");
 

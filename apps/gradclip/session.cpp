@@ -16,6 +16,7 @@
 #include "gradclip/base/worker_pool.hpp"
 #include "gradclip/comm/mpi_communicator.hpp"
 #include "gradclip/report/structured.hpp"
+#include "launch.hpp"
 #include "output.hpp"
 
 namespace gradclip {
@@ -127,9 +128,15 @@ std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc,
       return make_single_process_communicator();
     case Launcher::mpi:
       return make_mpi_communicator(argc, argv);
-    case Launcher::torchrun:
-      break;
+    case Launcher::torchrun:  // what may run so is single (require_launcher)
+      return make_single_process_communicator();
   }
+  throw Error(ExitCode::bug, {.where = "launcher", .found = "is of no kind", .expected = {}, .advice = {}});
+}
+
+void require_launcher(const Launch& launch, const CommandLine& line) {
+  if (launch.launcher != Launcher::torchrun || line.answer) return;
+  if (line.command == Command::inspect || line.command == Command::report || line.command == Command::doctor) return;
   if (!launch.first_on_host) throw PeerFailed{ExitCode::usage};
   throw Error(
       ExitCode::usage,
@@ -239,17 +246,13 @@ void Session::check_written_path(const std::string& option, const std::filesyste
     refuse_path(option, path, std::move(found), std::move(expected));
   };
   std::error_code error;
-  const auto resolved = [&](const std::filesystem::path& given) {
-    // Absolute first: a new file's bare name would stay bare, and have no directory.
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(given, error), error);
-  };
-  const std::filesystem::path file = resolved(path);
+  const std::filesystem::path file = resolved_path(path, error);
   if (error) refuse(error.message(), "a file that can be written");
   const std::filesystem::path input = std::filesystem::canonical(dump, error);
-  if (!error && is_inside(file, input)) refuse("it lies inside the input dump", "a file elsewhere");
+  if (!dump.empty() && !error && is_inside(file, input)) refuse("it lies inside the input dump", "a file elsewhere");
   if (std::filesystem::is_directory(file, error)) refuse("it is a directory", "a file's name");
   if (!output.empty()) {
-    const std::filesystem::path clipped = resolved(output);
+    const std::filesystem::path clipped = resolved_path(output, error);
     if (file == clipped) refuse("it is the output dump", "a file's name");
     if (is_inside(file, clipped)) refuse("it lies inside the output dump", "a file elsewhere");
   }

@@ -25,8 +25,8 @@
 namespace gradclip {
 
 /// The communicator that the launcher's environment asks for. MPI is not started without a launcher.
-/// Errors: Error(usage) under torchrun without an MPI launcher, PeerFailed in the processes that leave it to another
-/// one of their host to say so; Error(resources) if MPI does not start.
+/// Under torchrun every process is alone: require_launcher() says what may run so.
+/// Errors: Error(resources) if MPI does not start.
 [[nodiscard]] std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv);
 
 /// Thrown where nobody reads stdout any more (`| head`): ends the run with ExitCode::resources and without a message.

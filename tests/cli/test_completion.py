@@ -44,9 +44,10 @@ def completed(*words, folder=None):
 
 def test_commands():
     assert {"clip", "norms", "inspect", "verify", "diff", "doctor"} <= set(COMMANDS)
-    assert completed("gradclip", "") == sorted([*COMMANDS, "--help", "--version"])
+    assert completed("gradclip", "") == sorted([*COMMANDS, "help", "--help", "--version"])
     assert completed("gradclip", "cl") == ["clip"]
     assert completed("gradclip", "x") == []
+    assert completed("gradclip", "help", "") == sorted(COMMANDS) and completed("gradclip", "help", "clip", "") == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -62,11 +63,13 @@ def test_values(tmp_path):
     assert completed("gradclip", "clip", "--max-norm", "") == []
     assert completed("gradclip", "clip", "--nonfinite", "=") == completed("gradclip", "clip", "--nonfinite", "")
     assert completed("gradclip", "clip", "--nonfinite", "=", "z") == ["zero"]
+    assert completed("gradclip", "synth", "--model", "l", folder=tmp_path) == ["llama-70b", "llama-8b"]
     (tmp_path / "dump").mkdir()
     (tmp_path / "report.json").touch()
     assert completed("gradclip", "norms", "", folder=tmp_path) == ["dump"]
     assert completed("gradclip", "norms", "--report", "", folder=tmp_path) == ["dump", "report.json"]
     assert completed("gradclip", "norms", "--config", "re", folder=tmp_path) == ["report.json"]
+    assert completed("gradclip", "synth", "--model", "", folder=tmp_path) == ["dump", "llama-70b", "llama-8b", "moe-tiny", "report.json"]
     (tmp_path / "a dump").mkdir()
     assert completed("gradclip", "norms", "a", folder=tmp_path) == ["a", "dump"]  # words of one line here
 

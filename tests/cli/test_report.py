@@ -256,7 +256,7 @@ def test_usage(tool, dumps):
             (2, "report", source, "-o", tool.folder / "page.csv", "ends in .html"),
             (2, "report", source, "-o", page, "--norm-type", "2", "--norm-type"),
             (3, "report", tool.folder / "none.json", "-o", page, "none.json"), (3, "report", dumps[0], "-o", page, "dump0"),
-            (5, "report", source, "-o", tool.folder / "none" / "page.html", "page.html")]:
+            (2, "report", source, "-o", tool.folder / "none" / "page.html", "page.html")]:
         refused(1, code, tool.folder / "none", *words, mentions=(mentions,))
     link = tool.folder / "link.html"
     link.symlink_to(source)

@@ -30,6 +30,8 @@ TEST(Launch, OfTheEnvironment) {
 
 TEST(Launch, TorchrunSpeaksOnceAHost) {
   EXPECT_EQ(launch_with({{"RANK", "0"}}).launcher, Launcher::torchrun);
+  EXPECT_EQ(launch_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).launcher, Launcher::torchrun);
+  EXPECT_EQ(launch_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).launcher, Launcher::none);
   EXPECT_TRUE(launch_with({{"RANK", "8"}, {"LOCAL_RANK", "0"}}).first_on_host);
   EXPECT_FALSE(launch_with({{"RANK", "9"}, {"LOCAL_RANK", "1"}}).first_on_host);
 }

@@ -9,6 +9,7 @@
 
 #include "gradclip/base/error.hpp"
 #include "temporary_directory.hpp"
+#include "variables.hpp"
 
 namespace gradclip {
 namespace {
@@ -44,6 +45,41 @@ class ConfigFile {
   test::TemporaryDirectory directory_;
   std::string path_ = (directory_ / "options.json").string();
 };
+
+TEST(Options, WhatIsAlmostAnOptionIsAskedFor) {
+  const ConfigFile file(R"({"max_norm": 1})");
+  for (const auto& [word, meant] : std::map<const char*, const char*>{{"--max-nrom=1", "--max-norm"},
+                                                                      {"--maxnorm", "--max-norm"},
+                                                                      {"-max-norm", "--max-norm"},
+                                                                      {"--no-clp", "--no-clip"},
+                                                                      {"--no-forech", "--no-foreach"},
+                                                                      {"--hlep", "--help"},
+                                                                      {"--sweeep", "--sweep"}}) {
+    EXPECT_THAT(refusal({"norms", "in", word}), HasSubstr(std::string("did you mean ") + meant + "?")) << word;
+  }
+  EXPECT_THAT(refusal({"norms", "in", "--frobnicate"}), Not(HasSubstr("did you mean")));
+  EXPECT_THAT(refusal({"inspect", "in", "--sweeep", "1"}), Not(HasSubstr("did you mean"))) << "no option of inspect's";
+  EXPECT_THAT(refusal({"norms", "in", "--config", file.path()}), HasSubstr("did you mean max-norm?"));
+}
+
+TEST(Options, VariablesThatSetNothingAreWarnedOf) {
+  EXPECT_THAT(variables_without_option({"GRADCLIP_MAX_NORM", "GRADCLIP_NO_PP", "GRADCLIP_CONFIG", "GRADCLIP_OUTPUT",
+                                        "GRADCLIP_CPU_KERNELS", "GRADCLIP_NCCL_TIMEOUT", "GRADCLIP_EMULATION_DEVICES"}),
+              testing::IsEmpty());
+  EXPECT_THAT(
+      variables_without_option({"GRADCLIP_FROBNICATE", "GRADCLIP_MAX_NROM", "GRADCLIP_PP", "GRADCLIP_max_norm"}),
+      testing::ElementsAre("the environment variable GRADCLIP_FROBNICATE is no option's",
+                           "the environment variable GRADCLIP_MAX_NROM is no option's; did you mean "
+                           "GRADCLIP_MAX_NORM?",
+                           "the environment variable GRADCLIP_max_norm is no option's"));
+}
+
+TEST(Options, NumbersThatAreTooLargeAreToldTheirRange) {
+  EXPECT_THAT(refusal({"norms", "in", "--threads", "999999"}), HasSubstr("a whole number from 1 to 65536"));
+  EXPECT_THAT(refusal({"norms", "in", "--threads", "0"}), HasSubstr("from 1 to 65536"));
+  EXPECT_THAT(refusal({"diff", "a", "b", "--max-elements", "99999999"}), HasSubstr("a whole number from 0 to "));
+  EXPECT_THAT(refusal({"norms", "in", "--top", "99999999999999999999"}), HasSubstr("from 1 to 4611686018427387904"));
+}
 
 TEST(Options, PlainStructsOfEverything) {
   const CommandLine line = parse({"clip",
@@ -238,6 +274,9 @@ TEST(Options, WordsThatCannotBe) {
   refusal({"norms", "in", "--overwrite"});
   refusal({"--quiet", "norms", "in"});
   EXPECT_THAT(refusal({"frobnicate"}), HasSubstr("no command 'frobnicate'"));
+  EXPECT_THAT(refusal({"nroms"}), HasSubstr("no command 'nroms'; did you mean norms?"));
+  EXPECT_THAT(refusal({"help", "norm"}), HasSubstr("did you mean norms?"));
+  EXPECT_THAT(refusal({"frobnicate"}), Not(HasSubstr("did you mean")));
   EXPECT_THAT(refusal({"accumulate", "in"}), HasSubstr("not in this version"));
 }
 
@@ -254,6 +293,9 @@ TEST(Options, ConfigFilesThatCannotBe) {
 TEST(Options, HelpAndVersionNeedNothingElse) {
   EXPECT_THAT(*parse({"--help"}).answer, HasSubstr("inspect"));
   EXPECT_THAT(*parse({"clip", "--help"}).answer, HasSubstr("--total-norm X"));
+  EXPECT_THAT(*parse({"--help"}).answer, HasSubstr("gradclip help COMMAND"));
+  EXPECT_EQ(*parse({"help", "clip"}).answer, *parse({"clip", "--help"}).answer);
+  EXPECT_EQ(*parse({"help"}).answer, *parse({"--help"}).answer);
   EXPECT_THAT(*parse({"norms", "-h"}).answer, Not(HasSubstr("--total-norm")));
   EXPECT_THAT(*parse({"doctor", "--version"}).answer, HasSubstr("gradclip "));
   EXPECT_THAT(*parse({"--version"}).answer, HasSubstr("gradclip "));

@@ -54,6 +54,16 @@ TEST_F(WholeFile, LeavesNothingWhereItFails) {
   EXPECT_THROW(write_whole_file(directory_ / "no/r.json", [](std::ostream&) {}), Error);
 }
 
+TEST_F(WholeFile, ASymlinkToNothingYetStaysOneToo) {
+  std::filesystem::create_directory(directory_ / "kept");
+  std::filesystem::create_symlink("kept/second", directory_ / "first");
+  std::filesystem::create_symlink("target", directory_ / "kept/second");
+  write_whole_file(directory_ / "first", [](std::ostream& out) { out << "new"; });
+  EXPECT_TRUE(std::filesystem::is_symlink(directory_ / "first"));
+  EXPECT_TRUE(std::filesystem::is_symlink(directory_ / "kept/second"));
+  EXPECT_EQ(content(directory_ / "kept/target"), "new");
+}
+
 TEST_F(WholeFile, ASymlinkStaysOne) {
   std::ofstream(directory_ / "target") << "old";
   std::filesystem::create_symlink("target", directory_ / "link");
