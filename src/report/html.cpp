@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <new>
 #include <ostream>
 #include <sstream>
 
@@ -370,7 +371,7 @@ Sections sections_of(const PageReport& report) {
   return sections;
 }
 
-void write_page(const PageReport& report, std::ostream& out) {
+void write_document(const PageReport& report, std::ostream& out) {
   Markup html(out);
   html.verbatim("<!DOCTYPE html>\n");
   const Tag document(html, "html", {{"lang", "en"}});
@@ -403,6 +404,13 @@ void write_page(const PageReport& report, std::ostream& out) {
   html.verbatim(kPageScript);
 }
 
+void write_page(const PageReport& report, std::ostream& out) {
+  // Elements are closed by destructors, which must not throw as a stream to a full disk does.
+  std::ostringstream page;
+  write_document(report, page);
+  if (!page) throw std::bad_alloc();
+  out << std::move(page).str();
+}
 }  // namespace
 
 void write_html(std::string_view json, const std::string& where, std::ostream& out) {

@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <regex>
 #include <sstream>
+#include <streambuf>
+#include <system_error>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/html_axes.hpp"
@@ -347,6 +350,53 @@ TEST(Html, IsThePageOfTheJson) {
   EXPECT_EQ(of_json.str(), of_report.str());
   EXPECT_THAT(of_report.str(), HasSubstr("default-src &#39;none&#39;"));
   EXPECT_THAT(of_report.str(), HasSubstr("Who holds what of stage0 [Shard(0)]"));
+}
+
+/// Takes some characters, then its disk is full.
+class FullDisk : public std::streambuf {
+ public:
+  explicit FullDisk(std::size_t room) : room_(room) {}
+
+ private:
+  int_type overflow(int_type character) override {
+    take(1);
+    return character;
+  }
+  std::streamsize xsputn(const char*, std::streamsize size) override {
+    take(static_cast<std::size_t>(size));
+    return size;
+  }
+  void take(std::size_t size) {
+    if (size > room_) throw std::system_error(ENOSPC, std::generic_category());
+    room_ -= size;
+  }
+
+  std::size_t room_;
+};
+
+TEST(Structured, AFullDiskIsAnErrorOfEveryFormat) {
+  for (const ReportFormat format : {ReportFormat::json, ReportFormat::csv, ReportFormat::junit, ReportFormat::html}) {
+    for (const std::size_t room : {0, 100, 300}) {
+      FullDisk disk(room);
+      std::ostream out(&disk);
+      out.exceptions(std::ios::badbit);
+      EXPECT_THROW(write(small_report(), format, out), std::system_error) << static_cast<int>(format);
+    }
+  }
+}
+
+TEST(Html, FactsHaveNoPage) {
+  for (const char* command : {"doctor", "synth"}) {
+    std::ostringstream json, page;
+    write_json(FactSheet{command, {{"versions", {{"gradclip", "1"}}}}}, json);
+    try {
+      write_html(json.str(), "file", page);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(std::string("reports of ") + command + " have no page"));
+    }
+    EXPECT_EQ(page.str(), "");
+  }
 }
 
 TEST(Html, ReadsWhatTheReportSays) {
