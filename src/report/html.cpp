@@ -72,6 +72,12 @@ struct Verdict {
   bool good = true;
 };
 
+/// Whether `check` had anything but the dump itself to go by: all items but one kind are a baseline's.
+bool is_compared(const PageReport& report) {
+  return std::any_of(report.items.begin(), report.items.end(),
+                     [](const PageItem& item) { return item.item != "nonfinite"; });
+}
+
 Verdict verdict_of(const PageReport& report) {
   const std::string findings = counted(report.findings.size(), "finding", "findings");
   if (!report.verdict.empty() || !report.items.empty()) {
@@ -80,10 +86,11 @@ Verdict verdict_of(const PageReport& report) {
     const bool good = report.verdict.empty()
                           ? passed == report.items.size() && report.findings.empty()
                           : report.verdict == "passed" || report.verdict == "updated" || report.verdict == "unchanged";
-    return {comma_separated(
-                {capitalised(report.verdict),
-                 fmt::format("{} of {}", grouped(passed), counted(report.items.size(), "item passes", "items pass"))}),
-            good};
+    const std::string items =
+        is_compared(report)
+            ? fmt::format("{} of {}", grouped(passed), counted(report.items.size(), "item passes", "items pass"))
+            : "not compared with a baseline";
+    return {comma_separated({capitalised(report.verdict), items}), good};
   }
   if (report.other) {
     if (report.findings.empty()) return {"Equal", true};
