@@ -699,6 +699,23 @@ void check_sweep(CommandLine& line, const Values& values) {
   line.clip.histograms = false;
 }
 
+/// Before anything is done: not every command has something for every ending.
+void check_report_format(const CommandEntry& command, const Values& values) {
+  const auto report = values.find("report");
+  if (report == values.end()) return;
+  const ReportFormat format = report_format(report->second.text);
+  const bool facts = command.command == Command::synth || command.command == Command::doctor;
+  const bool no_page = format == ReportFormat::html && facts;
+  const bool no_cases = format == ReportFormat::junit && (facts || command.command == Command::inspect);
+  if (!no_page && !no_cases) return;
+  throw Error(ExitCode::usage,
+              {.where = report->second.origin + ' ' + gradclip::quoted(report->second.text),
+               .found = no_page ? fmt::format("reports of {} have no page", command.name)
+                                : fmt::format("{} has nothing that passes or fails", command.name),
+               .expected = facts ? "a name that ends in .json or .csv" : "a name that ends in .json, .csv or .html",
+               .advice = {}});
+}
+
 const CommandEntry& find_command(std::string_view name) {
   for (const CommandEntry& command : kCommands) {
     if (command.name == name) return command;
@@ -790,6 +807,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
                               : fmt::format("{} is {}", by->second.origin, gradclip::quoted(by->second.text)));
   }
   check_sweep(line, values);
+  check_report_format(command, values);
   line.clip.numerics = line.common.numerics;
   if (line.table.top != 0 && line.table.order == ParameterOrder::model) line.table.order = ParameterOrder::norm;
   if (command.takes_dump && line.dump.empty()) {

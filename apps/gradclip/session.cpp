@@ -116,10 +116,6 @@ bool is_inside(const std::filesystem::path& path, const std::filesystem::path& d
                                 .advice = {}});
 }
 
-[[noreturn]] void refuse_test_results(const std::filesystem::path& path, const std::string& command) {
-  refuse_path("--report", path, command + " has nothing that passes or fails", "a name that ends in .json or .csv");
-}
-
 }  // namespace
 
 std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv) {
@@ -321,7 +317,6 @@ void Session::publish(const Report& report,
   if (!speaks()) return;
   if (options_.report) {
     const ReportFormat format = report_format(*options_.report);
-    if (format == ReportFormat::junit && report.contents) refuse_test_results(*options_.report, report.command);
     write_report_file([&](std::ostream& out) { write(report, format, out); });
   }
   if (options_.format == OutputFormat::json) {
@@ -335,7 +330,6 @@ void Session::publish(const FactSheet& sheet) const {
   if (!speaks()) return;
   if (options_.report) {
     const ReportFormat format = report_format(*options_.report);
-    if (format == ReportFormat::junit) refuse_test_results(*options_.report, sheet.command);
     write_report_file(
         [&](std::ostream& out) { format == ReportFormat::csv ? write_csv(sheet, out) : write_json(sheet, out); });
   }

@@ -6,9 +6,9 @@
 #include <ostream>
 
 #include "gradclip/base/error.hpp"
-#include "gradclip/report/names.hpp"
 #include "gradclip/report/text.hpp"
 #include "gradclip/report/text_pieces.hpp"
+#include "gradclip/report/text_table.hpp"
 
 namespace gradclip {
 namespace {
@@ -16,7 +16,6 @@ namespace {
 constexpr std::size_t kMostRows = 20;
 constexpr std::size_t kMostFindings = 10;
 constexpr std::size_t kMostElementLines = 100;
-constexpr std::size_t kNameWidth = 48;
 
 std::size_t count(const ReportDiff& diff, std::string_view status) {
   return static_cast<std::size_t>(
@@ -90,22 +89,33 @@ void write_table(const ReportDiff& diff, const TextStyle& style, std::ostream& o
   std::stable_sort(rows.begin(), rows.end(),
                    [](const ReportDifference* x, const ReportDifference* y) { return is_worse(*x, *y); });
   const std::size_t shown = std::min(rows.size(), kMostRows);
-  std::vector<std::string> names;
-  std::size_t width = 4;
-  for (std::size_t i = 0; i < shown; ++i) names.push_back(printable(rows[i]->name));
-  names = shortened_apart(names, kNameWidth);
-  for (const std::string& text : names) width = std::max(width, columns(text));
-  out << '\n'
-      << paint(style, Ink::faint,
-               fmt::format("{}{:>24}{:>11}{:>11}{:>11}{:>11}{:>12}{:>12}", left("name", width), "differ", "max abs",
-                           "max rel", "rel L2", "epsilons", "cosine", "|A|/|B|"))
-      << '\n';
+  using Kind = TextTable::Kind;
+  TextTable table;
+  table.column("name", Kind::text);
+  table.column("differ", Kind::number);
+  table.column("max abs", Kind::number, 11);
+  table.column("max rel", Kind::number, 11, true);
+  table.column("rel L2", Kind::number, 11);
+  table.column("epsilons", Kind::number, 11, true);
+  table.column("cosine", Kind::number, 12, true);
+  table.column("|A|/|B|", Kind::number, 12, true);
   for (std::size_t i = 0; i < shown; ++i) {
     const ReportDifference& row = *rows[i];
-    out << fmt::format("{}{:>24}{:>11}{:>11}{:>11.4g}{:>11.4g}{:>12}{:>12}\n", left(names[i], width),
-                       fmt::format("{} of {}", grouped(row.different), grouped(*row.elements)),
-                       number_text(row.max_abs), number_text(row.max_rel), row.relative_l2, row.relative_l2_epsilons,
-                       optional_text(row.cosine), optional_text(row.norm_ratio));
+    std::string different = fmt::format("{} of {}", grouped(row.different), grouped(*row.elements));
+    if (row.nan_different != 0) different = fmt::format("{} NaN, {}", grouped(row.nan_different), different);
+    table.row({printable(row.name), std::move(different), number_text(row.max_abs), number_text(row.max_rel),
+               fmt::format("{:.4g}", row.relative_l2), fmt::format("{:.4g}", row.relative_l2_epsilons),
+               optional_text(row.cosine), optional_text(row.norm_ratio)},
+              row.nan_different != 0 ? Ink::alarm : Ink::plain);
+  }
+  out << '\n';
+  table.write(out, style);
+  if (std::any_of(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown),
+                  [](const ReportDifference* row) { return row->nan_different != 0; })) {
+    out << "where there is a NaN, rel L2 and what follows it are of the elements that are finite on both sides\n";
+  }
+  if (const std::string left_out = table.left_out(style); !left_out.empty()) {
+    out << "left out, for want of columns: " << left_out << '\n';
   }
   if (rows.size() > shown) {
     out << fmt::format("... and {} more: --report FILE.json has all\n", grouped(rows.size() - shown));

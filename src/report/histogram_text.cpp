@@ -7,6 +7,7 @@
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/names.hpp"
 #include "gradclip/report/text_pieces.hpp"
+#include "gradclip/report/text_table.hpp"
 
 namespace gradclip {
 namespace {
@@ -124,6 +125,7 @@ void write_histograms(const Report& report, const TableOptions& options, const T
   constexpr std::size_t kCasts = kCastTypes.size() * kCastWidth;
   std::size_t name_width = 5;
   for (const NormsRow& row : rows) name_width = std::max(name_width, columns(row.label));
+  name_width = std::min(name_width, kWidestName);
   std::size_t room = kWidestChart;
   if (style.width != 0) {
     const std::size_t free = style.width > kCasts + kGap ? style.width - kCasts - kGap : 0;

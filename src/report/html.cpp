@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <new>
 #include <ostream>
 #include <sstream>
 
@@ -71,6 +72,12 @@ struct Verdict {
   bool good = true;
 };
 
+/// Whether `check` had anything but the dump itself to go by: all items but one kind are a baseline's.
+bool is_compared(const PageReport& report) {
+  return std::any_of(report.items.begin(), report.items.end(),
+                     [](const PageItem& item) { return item.item != "nonfinite"; });
+}
+
 Verdict verdict_of(const PageReport& report) {
   const std::string findings = counted(report.findings.size(), "finding", "findings");
   if (!report.verdict.empty() || !report.items.empty()) {
@@ -79,10 +86,11 @@ Verdict verdict_of(const PageReport& report) {
     const bool good = report.verdict.empty()
                           ? passed == report.items.size() && report.findings.empty()
                           : report.verdict == "passed" || report.verdict == "updated" || report.verdict == "unchanged";
-    return {comma_separated(
-                {capitalised(report.verdict),
-                 fmt::format("{} of {}", grouped(passed), counted(report.items.size(), "item passes", "items pass"))}),
-            good};
+    const std::string items =
+        is_compared(report)
+            ? fmt::format("{} of {}", grouped(passed), counted(report.items.size(), "item passes", "items pass"))
+            : "not compared with a baseline";
+    return {comma_separated({capitalised(report.verdict), items}), good};
   }
   if (report.other) {
     if (report.findings.empty()) return {"Equal", true};
@@ -370,7 +378,7 @@ Sections sections_of(const PageReport& report) {
   return sections;
 }
 
-void write_page(const PageReport& report, std::ostream& out) {
+void write_document(const PageReport& report, std::ostream& out) {
   Markup html(out);
   html.verbatim("<!DOCTYPE html>\n");
   const Tag document(html, "html", {{"lang", "en"}});
@@ -403,6 +411,13 @@ void write_page(const PageReport& report, std::ostream& out) {
   html.verbatim(kPageScript);
 }
 
+void write_page(const PageReport& report, std::ostream& out) {
+  // Elements are closed by destructors, which must not throw as a stream to a full disk does.
+  std::ostringstream page;
+  write_document(report, page);
+  if (!page) throw std::bad_alloc();
+  out << std::move(page).str();
+}
 }  // namespace
 
 void write_html(std::string_view json, const std::string& where, std::ostream& out) {

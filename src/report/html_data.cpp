@@ -477,7 +477,10 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
   PageReport report;
   report.command = text(root.at("command"));
   read_sweep(root, report);
-  // A sweep is about several.
+  // A sweep is about several, the facts of a machine about none.
+  if (report.command == "doctor" || report.command == "synth") {
+    root.at("command").fail("reports of " + report.command + " have no page", "a report of any other command");
+  }
   if (report.steps.empty()) report.dump = read_dump(root.at("dump"));
   read_run(root, report);
   read_norm(root, report);

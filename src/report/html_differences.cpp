@@ -19,11 +19,19 @@ struct DifferenceSum {
   std::optional<double> different;  ///< of all compared elements
   std::optional<double> max_abs;
   std::optional<double> max_rel;
-  std::optional<double> relative_l2;  ///< the largest of its parameters; so are the next three
+  std::optional<double> relative_l2;  ///< the largest of its parameters, NaN where one is NaN or infinite on a side; so
+                                      ///< are the next three
   std::optional<double> epsilons;
   std::optional<double> angle;  ///< 1 - cosine
   std::optional<double> ratio;  ///< |norm ratio - 1|
 };
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Whether every pair that is not equal has a finite difference: no NaN or infinity meets another number.
+bool is_finite(const PageDifference& parameter) {
+  return parameter.nan_different == 0 && (!parameter.max_abs || std::isfinite(*parameter.max_abs));
+}
 
 DifferenceSum sum_of_differences(const PageReport& report, const std::vector<std::size_t>& parameters) {
   DifferenceSum sum;
@@ -37,6 +45,11 @@ DifferenceSum sum_of_differences(const PageReport& report, const std::vector<std
     different += static_cast<double>(parameter.different);
     take_larger(sum.max_abs, parameter.max_abs);
     take_larger(sum.max_rel, parameter.max_rel);
+    if (!is_finite(parameter)) {
+      // The report's numbers are of the other elements, and may be those of two equal parameters.
+      for (auto* error : {&sum.relative_l2, &sum.epsilons, &sum.angle, &sum.ratio}) take_larger(*error, kNan);
+      continue;
+    }
     take_larger(sum.relative_l2, parameter.relative_l2);
     take_larger(sum.epsilons, parameter.relative_l2_epsilons);
     if (parameter.cosine) take_larger(sum.angle, std::max(0.0, 1.0 - *parameter.cosine));
@@ -52,6 +65,7 @@ std::string difference_tip(const std::string& name, const DifferenceSum& sum) {
   if (sum.different) tip += fmt::format("\n{:.3g} % of the elements differ", 100.0 * *sum.different);
   if (sum.relative_l2) tip += "\nrelative L2 error up to " + short_number(*sum.relative_l2);
   if (sum.epsilons) tip += fmt::format(" ({} epsilons)", short_number(*sum.epsilons));
+  if (sum.relative_l2 && std::isnan(*sum.relative_l2)) tip += "\na NaN or an infinity meets another number";
   if (sum.max_abs) tip += "\nlargest |a − b| " + short_number(*sum.max_abs);
   return tip;
 }
@@ -80,8 +94,8 @@ void write_difference_norms(Markup& html, const PageReport& report) {
   }
   write_figure(
       html, "Error by layer",
-      "The largest of a layer's parameters, over the elements that are finite on both sides. About one epsilon "
-      "is rounding; a layer where the error begins is where to look.",
+      "The largest of a layer's parameters; nan where a NaN or an infinity meets another number. About one epsilon is "
+      "rounding; a layer where the error begins is where to look.",
       [&] { write_bar_chart(html, chart); });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "gradclip/report/html_columns.hpp"
 #include "gradclip/report/html_figures.hpp"
@@ -37,11 +38,13 @@ struct Exponents {
   }
 };
 
-void write_casts(Markup& html, const PageHistogram& all, std::uint64_t elements) {
+void write_casts(Markup& html, const PageHistogram& all) {
   if (all.casts.empty()) return;
+  // Finite and not 0: which alone a cast changes in kind.
+  const std::uint64_t elements = std::accumulate(all.counts.begin(), all.counts.end(), std::uint64_t{0});
   const Tag scroll(html, "div", {{"class", "scroll"}, {"tabindex", "0"}, {"role", "region"}, {"aria-label", "casts"}});
   const Tag table(html, "table", {{"class", "plain"}});
-  html.element("caption", {}, "What casting every element to a narrower type would do");
+  html.element("caption", {}, "What casting to a narrower type would do to the elements that are finite and not 0");
   {
     const Tag head(html, "thead");
     const Tag row(html, "tr");
@@ -54,9 +57,8 @@ void write_casts(Markup& html, const PageHistogram& all, std::uint64_t elements)
     const Tag row(html, "tr");
     html.element("th", {{"scope", "row"}}, cast.type);
     for (const auto& [what, number] : cast.counts) {
-      const double part = elements > 0 ? static_cast<double>(number) / static_cast<double>(elements) : 0.0;
       html.element("td", {{"class", "n"}},
-                   grouped(number) + (number == 0 ? "" : fmt::format(" ({})", percentage(part))));
+                   grouped(number) + (number == 0 ? "" : fmt::format(" ({})", part_text(number, elements))));
     }
   }
 }
@@ -138,7 +140,7 @@ void write_exponents(Markup& html, const PageReport& report) {
       fmt::format("Elements by the power of two below their magnitude; {} zeros are not drawn.", grouped(all.zeros)),
       [&] {
         write_exponent_chart(html, chart);
-        write_casts(html, all, report.all ? report.all->elements : 0);
+        write_casts(html, all);
       });
   write_layer_exponents(html, report);
 }

@@ -37,7 +37,7 @@ struct Attribute {
 };
 using Attributes = std::vector<Attribute>;
 
-/// Writes elements to a stream. Nothing gets out unescaped but verbatim().
+/// Writes elements to a stream, one that does not throw: a page in memory. Nothing gets out unescaped but verbatim().
 class Markup {
  public:
   explicit Markup(std::ostream& out) : out_(out) {}

@@ -8,6 +8,7 @@
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/names.hpp"
 #include "gradclip/report/text_pieces.hpp"
+#include "gradclip/report/text_table.hpp"
 
 namespace gradclip {
 namespace {
@@ -97,26 +98,35 @@ void write_norms_table(const Report& report, const TableOptions& options, const 
   const std::string_view first_column = report.view ? name(report.view->by) : "name";
   const ReportStatistics total = report.norm->statistics.value_or(ReportStatistics{});
 
-  constexpr std::size_t kNumbers = 12 + 9 + 12 + 13;
-  const std::size_t zeros_width = std::max<std::size_t>(grouped(total.zeros).size(), 5) + 2;
-  const std::size_t nan_width = std::max<std::size_t>(grouped(total.nan).size(), 3) + 2;
-  const std::size_t inf_width = std::max<std::size_t>(grouped(total.posinf + total.neginf).size(), 3) + 2;
+  constexpr std::size_t kNumber = 13;  // a space and "1.79769e+308" or "-1.7977e+308"
+  constexpr std::size_t kShare = 9;    // a space and "100.00 %"
+  constexpr std::size_t kNumbers = 3 * kNumber + kShare;
+  // Rows too: a tied weight's later entry counts in no total.
+  std::uint64_t zeros = total.zeros, nan = total.nan, inf = total.posinf + total.neginf;
+  for (const NormsRow& row : rows) {
+    zeros = std::max(zeros, row.statistics->zeros);
+    nan = std::max(nan, row.statistics->nan);
+    inf = std::max(inf, row.statistics->posinf + row.statistics->neginf);
+  }
+  const std::size_t zeros_width = std::max<std::size_t>(grouped(zeros).size(), 5) + 2;
+  const std::size_t nan_width = std::max<std::size_t>(grouped(nan).size(), 3) + 2;
+  const std::size_t inf_width = std::max<std::size_t>(grouped(inf).size(), 3) + 2;
   const std::size_t counts_width = zeros_width + nan_width + inf_width;
   std::size_t name_width = std::max<std::size_t>(5, first_column.size());
   for (const NormsRow& row : rows) name_width = std::max(name_width, columns(row.label));
-  if (style.width != 0) {
-    const std::size_t room = style.width > kNumbers + counts_width ? style.width - kNumbers - counts_width : 0;
-    name_width = std::min(name_width, std::max<std::size_t>(room, 12));
-  }
+  name_width = name_columns(style, name_width, kNumbers + counts_width);
 
   const auto text = [&](std::string_view label, double norm, double share, const ReportStatistics& statistics) {
-    return fmt::format("{}{:>12.6g}{:>9}{:>12.6g}{:>13.5g}{:>{}}{:>{}}{:>{}}", left(label, name_width), norm,
-                       percent(share), statistics.max_abs, statistics.mean, grouped(statistics.zeros), zeros_width,
-                       grouped(statistics.nan), nan_width, grouped(statistics.posinf + statistics.neginf), inf_width);
+    return fmt::format("{}{:>{}.6g}{:>{}}{:>{}.6g}{:>{}}{:>{}}{:>{}}{:>{}}", left(label, name_width), norm, kNumber,
+                       percent(share), kShare, statistics.max_abs, kNumber,
+                       statistics.elements != 0 ? fmt::format("{:.5g}", statistics.mean) : "-", kNumber,
+                       grouped(statistics.zeros), zeros_width, grouped(statistics.nan), nan_width,
+                       grouped(statistics.posinf + statistics.neginf), inf_width);
   };
   out << paint(style, Ink::faint,
-               fmt::format("{}{:>12}{:>9}{:>12}{:>13}{:>{}}{:>{}}{:>{}}", left(first_column, name_width), "norm",
-                           "share", "max", "mean", "zeros", zeros_width, "nan", nan_width, "inf", inf_width))
+               fmt::format("{}{:>{}}{:>{}}{:>{}}{:>{}}{:>{}}{:>{}}{:>{}}", left(first_column, name_width), "norm",
+                           kNumber, "share", kShare, "max", kNumber, "mean", kNumber, "zeros", zeros_width, "nan",
+                           nan_width, "inf", inf_width))
       << '\n';
   std::vector<std::string> labels;
   for (const NormsRow& row : rows) labels.push_back(row.label);
@@ -137,6 +147,9 @@ void write_norms_table(const Report& report, const TableOptions& options, const 
   out << paint(style, Ink::strong,
                text("total", report.norm->total, finite ? (total.elements != 0 ? 1.0 : 0.0) : std::nan(""), total))
       << '\n';
+  if (report.view && report.view->by == ViewBy::rank) {
+    out << paint(style, Ink::faint, "copies count on one rank only: a rank's line is what counts there") << '\n';
+  }
 }
 
 }  // namespace gradclip

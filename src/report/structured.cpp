@@ -64,6 +64,11 @@ void write_contents(JsonWriter& json, const Report& report) {
   json.member("files_with_checksum", contents.files_with_checksum);
 }
 
+/// There is none of no elements.
+std::optional<double> mean_of(const ReportStatistics& measured) {
+  return measured.elements != 0 ? std::optional<double>(measured.mean) : std::nullopt;
+}
+
 void write_norm(JsonWriter& json, const ReportNorm& norm) {
   const std::optional<ReportStatistics>& measured = norm.statistics;
   const auto count = [&](std::uint64_t ReportStatistics::*field) {
@@ -80,7 +85,7 @@ void write_norm(JsonWriter& json, const ReportNorm& norm) {
   json.member("neginf", count(&ReportStatistics::neginf));
   json.member("max_abs", measured ? std::optional<double>(measured->max_abs) : std::nullopt);
   json.member("min_abs", measured ? measured->min_abs : std::nullopt);
-  json.member("mean", measured ? std::optional<double>(measured->mean) : std::nullopt);
+  json.member("mean", measured ? mean_of(*measured) : std::nullopt);
   if (norm.histogram) write_histogram(json, *norm.histogram);
   json.close();
 }
@@ -179,7 +184,7 @@ void write_parameter(JsonWriter& json, const Report& report, const ReportParamet
   json.member("share", parameter.share);
   json.member("max_abs", measured ? std::optional<double>(measured->max_abs) : std::nullopt);
   json.member("min_abs", measured ? measured->min_abs : std::nullopt);
-  json.member("mean", measured ? std::optional<double>(measured->mean) : std::nullopt);
+  json.member("mean", measured ? mean_of(*measured) : std::nullopt);
   json.member("zeros", count(&ReportStatistics::zeros));
   json.member("subnormals", count(&ReportStatistics::subnormals));
   json.member("nan", count(&ReportStatistics::nan));
@@ -212,7 +217,7 @@ void write_view(JsonWriter& json, const ReportView& view) {
     json.member("share", line.share);
     json.member("max_abs", measured.max_abs);
     json.member("min_abs", measured.min_abs);
-    json.member("mean", measured.mean);
+    json.member("mean", mean_of(measured));
     json.member("zeros", measured.zeros);
     json.member("subnormals", measured.subnormals);
     json.member("nan", measured.nan);
@@ -246,7 +251,7 @@ void write_view_csv(const ReportView& view, std::ostream& out) {
     const ReportStatistics& measured = line.statistics;
     out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}", csv_text(line.name), line.parameters,
                        measured.elements, csv_number(line.norm), csv_number(line.share), csv_number(measured.max_abs),
-                       csv_number(measured.min_abs), csv_number(measured.mean), measured.zeros, measured.subnormals,
+                       csv_number(measured.min_abs), csv_number(mean_of(measured)), measured.zeros, measured.subnormals,
                        measured.nan, measured.posinf, measured.neginf);
     if (line.histogram) out << histogram_csv(*line.histogram);
     out << '\n';
@@ -398,7 +403,7 @@ void write_csv(const Report& report, std::ostream& out) {
                        csv_number(parameter.share));
     if (const std::optional<ReportStatistics>& measured = parameter.statistics) {
       out << fmt::format("{},{},{},{},{},{},{},{},", csv_number(measured->max_abs), csv_number(measured->min_abs),
-                         csv_number(measured->mean), measured->zeros, measured->subnormals, measured->nan,
+                         csv_number(mean_of(*measured)), measured->zeros, measured->subnormals, measured->nan,
                          measured->posinf, measured->neginf);
     } else {
       out << ",,,,,,,,";

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <ostream>
+#include <utility>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/structured_pieces.hpp"
 #include "gradclip/report/text_pieces.hpp"
+#include "gradclip/report/text_table.hpp"
 
 namespace gradclip {
 
@@ -36,15 +38,20 @@ void write_steps(const ReportSweep& sweep, const TextStyle& style, std::ostream&
 }
 
 void write_lines(const ReportSweep& sweep, const TextStyle& style, std::ostream& out) {
-  out << paint(style, Ink::faint,
-               fmt::format("{:>12}{:>14}{:>10}{:>16}{:>12}{:>12}", "max norm", "steps clipped", "share",
-                           "coefficient min", "median", "mean"))
-      << '\n';
-  for (const SweepLine& line : sweep.lines) {
-    const std::string clipped = fmt::format("{} of {}", grouped(line.clipped), grouped(line.steps));
-    out << fmt::format("{:>12.6g}{:>14}{:>10}{:>16.6g}{:>12.6g}{:>12.6g}\n", line.max_norm, clipped,
-                       part_text(line.clipped, line.steps), line.least, line.median, line.mean);
+  using Kind = TextTable::Kind;
+  TextTable table;
+  for (const auto& [label, width] :
+       {std::pair("max norm", 12), std::pair("steps clipped", 15), std::pair("share", 10),
+        std::pair("coefficient min", 17), std::pair("median", 12), std::pair("mean", 12)}) {
+    table.column(label, Kind::number, width);
   }
+  for (const SweepLine& line : sweep.lines) {
+    const auto coefficient = [&](double number) { return line.steps == 0 ? "-" : fmt::format("{:.6g}", number); };
+    table.row({fmt::format("{:.6g}", line.max_norm),
+               fmt::format("{} of {}", grouped(line.clipped), grouped(line.steps)), part_text(line.clipped, line.steps),
+               coefficient(line.least), coefficient(line.median), coefficient(line.mean)});
+  }
+  table.write(out, style);
   out << '\n';
 }
 

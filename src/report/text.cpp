@@ -10,7 +10,9 @@
 #include <ostream>
 
 #include "gradclip/base/error.hpp"
+#include "gradclip/report/names.hpp"
 #include "gradclip/report/text_pieces.hpp"
+#include "gradclip/report/text_table.hpp"
 
 namespace gradclip {
 namespace {
@@ -88,6 +90,22 @@ void write_elements(const Report& report, const TextStyle& style, std::ostream& 
                    percent(static_cast<double>(statistics->zeros) / static_cast<double>(statistics->elements)),
                    grouped(statistics->subnormals), statistics->max_abs,
                    statistics->min_abs ? fmt::format(", smallest {:.6g}", *statistics->min_abs) : ""));
+}
+
+/// Parameters without a gradient: their rows are of nothing.
+void write_none(const Report& report, const TextStyle& style, std::ostream& out) {
+  constexpr std::size_t kMostNames = 5;
+  std::vector<std::string> names;
+  std::size_t count = 0;
+  for (const ReportParameter& parameter : report.parameters) {
+    if (!parameter.statistics || parameter.statistics->elements != 0 || parameter.none == 0) continue;
+    if (++count <= kMostNames) names.push_back(printable(parameter.name));
+  }
+  if (count == 0) return;
+  std::string text = counted(count, "parameter has", "parameters have") +
+                     " no gradient on any rank: " + comma_separated(shortened_apart(names, kWidestName));
+  if (count > kMostNames) text += fmt::format(", and {} more", grouped(count - kMostNames));
+  line(out, style, "none", text);
 }
 
 std::string nonfinite_counts(const ReportStatistics& statistics) {
@@ -211,13 +229,20 @@ void write_coefficient(const Report& report, const TextStyle& style, std::ostrea
 }
 
 void write_largest(const Report& report, const TextStyle& style, std::ostream& out) {
+  constexpr std::size_t kBefore = 48;  // label, value, share
   if (!report.norm->statistics || report.norm->statistics->elements == 0) return;
-  std::string_view label = "largest";
-  for (const std::size_t index : ordered_parameters(report, {ParameterOrder::norm, kLargest})) {
-    const ReportParameter& parameter = report.parameters[index];
-    line(out, style, label, fmt::format("{:.9g}", parameter.norm.value_or(0.0)),
-         fmt::format("{:>8}  {}", percent(parameter.share.value_or(0.0)), printable(parameter.name)));
-    label = "";
+  const std::vector<std::size_t> largest = ordered_parameters(report, {ParameterOrder::norm, kLargest});
+  std::vector<std::string> names;
+  std::size_t widest = 0;
+  for (const std::size_t index : largest) {
+    names.push_back(printable(report.parameters[index].name));
+    widest = std::max(widest, columns(names.back()));
+  }
+  names = shortened_apart(names, std::max(name_columns(style, widest, kBefore), kNarrowestName));
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    const ReportParameter& parameter = report.parameters[largest[i]];
+    line(out, style, i == 0 ? "largest" : "", fmt::format("{:.9g}", parameter.norm.value_or(0.0)),
+         fmt::format("{:>8}  {}", percent(parameter.share.value_or(0.0)), names[i]));
   }
 }
 
@@ -225,26 +250,16 @@ void write_largest(const Report& report, const TextStyle& style, std::ostream& o
 // Tables
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A small table whose columns are as wide as their widest cell. The first `left_aligned` columns are text.
+/// The first `left_aligned` columns are text.
 void write_table(std::ostream& out, const TextStyle& style, const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows, std::size_t left_aligned) {
-  std::vector<std::size_t> widths;
-  for (const std::string& cell : header) widths.push_back(columns(cell));
-  const std::size_t shown = std::min(rows.size(), kMostRows);
-  for (std::size_t r = 0; r < shown; ++r) {
-    for (std::size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths[c], columns(rows[r][c]));
+  TextTable table;
+  for (std::size_t c = 0; c < header.size(); ++c) {
+    table.column(header[c], c < left_aligned ? TextTable::Kind::text : TextTable::Kind::number);
   }
-  const auto write_row = [&](const std::vector<std::string>& row, Ink ink) {
-    std::string text = " ";
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const std::string padding(widths[c] - columns(row[c]), ' ');
-      text += ' ' + (c < left_aligned ? row[c] + padding : padding + row[c]) + ' ';
-    }
-    text.erase(text.find_last_not_of(' ') + 1);
-    out << paint(style, ink, text) << '\n';
-  };
-  write_row(header, Ink::faint);
-  for (std::size_t r = 0; r < shown; ++r) write_row(rows[r], Ink::plain);
+  const std::size_t shown = std::min(rows.size(), kMostRows);
+  for (std::size_t r = 0; r < shown; ++r) table.row(rows[r]);
+  table.write(out, style, "  ");
   if (rows.size() > shown) out << fmt::format("  ... and {} more: --format json has all\n", rows.size() - shown);
 }
 
@@ -407,6 +422,7 @@ void write_summary(const Report& report, const TextStyle& style, std::ostream& o
   write_coefficient(report, style, out);
   write_scale(report, style, out);
   write_elements(report, style, out);
+  write_none(report, style, out);
   write_largest(report, style, out);
   write_nonfinite(report, style, out);
   write_first_findings(report, style, out);
@@ -427,6 +443,7 @@ void write_norms(const Report& report, const TableOptions& options, const TextSt
   write_reference(report, style, out);
   write_scale(report, style, out);
   write_elements(report, style, out);
+  write_none(report, style, out);
   write_nonfinite(report, style, out);
   write_first_findings(report, style, out);
   out << '\n';

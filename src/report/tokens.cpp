@@ -7,6 +7,7 @@
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/structured_pieces.hpp"
 #include "gradclip/report/text_pieces.hpp"
+#include "gradclip/report/text_table.hpp"
 
 namespace gradclip {
 
@@ -41,20 +42,23 @@ void write_microbatches(const ReportTokens& tokens, const TextStyle& style, std:
 
 void write_ranks(const LabelTokens& counted, const TextStyle& style, std::ostream& out) {
   if (counted.ranks.empty()) return;
-  out << paint(style, Ink::faint,
-               fmt::format("{:>8}{:>12}{:>14}{:>12}{:>14}{:>14}{:>14}", "rank", "coordinate", "microbatches",
-                           "sequences", "elements", "label tokens", "tail padding"))
-      << '\n';
+  using Kind = TextTable::Kind;
+  TextTable table;
+  table.column("rank", Kind::number, 8);
+  table.column("coordinate", Kind::number, 12);
+  for (const char* label : {"microbatches", "sequences", "elements", "label tokens", "tail padding"}) {
+    table.column(label, Kind::number, 14);
+  }
+  table.column("", Kind::text);
   const std::size_t shown = std::min(counted.ranks.size(), kMostRows);
   for (std::size_t i = 0; i < shown; ++i) {
     const RankLabels& rank = counted.ranks[i];
-    out << paint(style, rank.counted ? Ink::plain : Ink::faint,
-                 fmt::format("{:>8}{:>12}{:>14}{:>12}{:>14}{:>14}{:>14}{}", rank.rank, rank.coordinate,
-                             grouped(rank.counts.microbatches), grouped(rank.counts.sequences),
-                             grouped(rank.counts.elements), grouped(rank.counts.label_tokens),
-                             grouped(rank.counts.tail_padding), rank.counted ? "" : "  a copy"))
-        << '\n';
+    table.row({fmt::to_string(rank.rank), fmt::to_string(rank.coordinate), grouped(rank.counts.microbatches),
+               grouped(rank.counts.sequences), grouped(rank.counts.elements), grouped(rank.counts.label_tokens),
+               grouped(rank.counts.tail_padding), rank.counted ? "" : "a copy"},
+              rank.counted ? Ink::plain : Ink::faint);
   }
+  table.write(out, style);
   if (counted.ranks.size() > shown) {
     out << fmt::format("... and {} more: --format json has all\n", grouped(counted.ranks.size() - shown));
   }

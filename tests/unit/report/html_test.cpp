@@ -1,31 +1,39 @@
 #include "gradclip/report/html.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <regex>
 #include <sstream>
+#include <streambuf>
+#include <system_error>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/html_axes.hpp"
 #include "gradclip/report/html_charts.hpp"
 #include "gradclip/report/html_data.hpp"
+#include "gradclip/report/html_figures.hpp"
 #include "gradclip/report/html_layers.hpp"
 #include "gradclip/report/html_markup.hpp"
 #include "gradclip/report/html_table.hpp"
 #include "gradclip/report/structured.hpp"
+#include "gradclip/report/text.hpp"
 #include "small_model.hpp"
 
 namespace gradclip {
 namespace {
 
+using testing::ContainsRegex;
 using testing::DoubleNear;
 using testing::ElementsAre;
 using testing::Eq;
 using testing::HasSubstr;
+using testing::Not;
 using testing::Optional;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -347,6 +355,146 @@ TEST(Html, IsThePageOfTheJson) {
   EXPECT_EQ(of_json.str(), of_report.str());
   EXPECT_THAT(of_report.str(), HasSubstr("default-src &#39;none&#39;"));
   EXPECT_THAT(of_report.str(), HasSubstr("Who holds what of stage0 [Shard(0)]"));
+}
+
+/// Takes some characters, then its disk is full.
+class FullDisk : public std::streambuf {
+ public:
+  explicit FullDisk(std::size_t room) : room_(room) {}
+
+ private:
+  int_type overflow(int_type character) override {
+    take(1);
+    return character;
+  }
+  std::streamsize xsputn(const char*, std::streamsize size) override {
+    take(static_cast<std::size_t>(size));
+    return size;
+  }
+  void take(std::size_t size) {
+    if (size > room_) throw std::system_error(ENOSPC, std::generic_category());
+    room_ -= size;
+  }
+
+  std::size_t room_;
+};
+
+TEST(Structured, AFullDiskIsAnErrorOfEveryFormat) {
+  for (const ReportFormat format : {ReportFormat::json, ReportFormat::csv, ReportFormat::junit, ReportFormat::html}) {
+    for (const std::size_t room : {0, 100, 300}) {
+      FullDisk disk(room);
+      std::ostream out(&disk);
+      out.exceptions(std::ios::badbit);
+      EXPECT_THROW(write(small_report(), format, out), std::system_error) << static_cast<int>(format);
+    }
+  }
+}
+
+TEST(Html, CastsHaveThePercentagesOfTheText) {
+  Report report =
+      clip_report("norms", "in", small_manifest(), TrainingStep{}, ClipOptions{}, small_result(), {}, ReportRun{});
+  ExponentHistogram& histogram = report.norm->histogram.emplace();
+  histogram.zeros = 900;
+  histogram.nan = 40;
+  histogram.posinf = 20;
+  histogram.first = -30;
+  histogram.counts = {25, 0, 15};
+  const std::string texts[] = {"12.50 %", "25.00 %", "37.50 %", "50.00 %"};  // of the 40 that are finite and not 0
+  for (std::size_t i = 0; i < kCastTypes.size(); ++i) histogram.casts[i] = {5 * (i + 1), 0, 0};
+  const std::string kNone = "<td class=\"n\">0</td>";
+  std::ostringstream text, page;
+  write_norms(report, {}, {}, text);
+  write_html(report, page);
+  for (std::size_t i = 0; i < kCastTypes.size(); ++i) {
+    EXPECT_THAT(text.str(),
+                ContainsRegex(fmt::format("\n{} +{} +{} +0 +0.00 %", name(kCastTypes[i]), 5 * (i + 1), texts[i])));
+    EXPECT_THAT(page.str(), HasSubstr(fmt::format("<th scope=\"row\">{}</th>{}<td class=\"n\">{} ({})</td>",
+                                                  name(kCastTypes[i]), kNone + kNone, 5 * (i + 1), texts[i])));
+  }
+}
+
+Report checked_report(const Baseline* recorded) {
+  const ClipResult result = small_result();
+  CheckResult check =
+      check_against(recorded, baseline_of(small_manifest(), *result.norm, {2.0, "exact", 4.0, std::nullopt}),
+                    result.norm->findings, {});
+  return check_report("in", small_manifest(), TrainingStep{}, ClipOptions{}, result, std::move(check), ReportRun{});
+}
+
+std::string page_of(const Report& report) {
+  std::ostringstream page;
+  write_html(report, page);
+  return page.str();
+}
+
+TEST(Html, WhatWasNotComparedPassesNothing) {
+  EXPECT_THAT(page_of(checked_report(nullptr)),
+              HasSubstr("<p class=\"verdict bad\">No-baseline, not compared with a baseline</p>"));
+  Baseline recorded = baseline_of(small_manifest(), *small_result().norm, {1.0, "exact", 4.0, std::nullopt});
+  EXPECT_THAT(page_of(checked_report(&recorded)),
+              HasSubstr("<p class=\"verdict bad\">Conditions-differ, not compared with a baseline</p>"));
+  recorded.conditions.norm_type = 2.0;
+  EXPECT_THAT(page_of(checked_report(&recorded)),
+              HasSubstr("<p class=\"verdict good\">Passed, 58 of 58 items pass</p>"));
+}
+
+/// Two layers that are equal but for what `spoil` does to the second.
+template <class Spoil>
+PageReport compared(const Spoil& spoil) {
+  PageReport page;
+  page.command = "diff";
+  page.other.emplace();
+  for (const char* name : {"layers.0.w", "layers.1.w"}) {
+    PageDifference& parameter = page.differences.emplace_back();
+    parameter.name = name;
+    parameter.status = "equal";
+    parameter.elements = 8;
+    parameter.max_abs = parameter.max_rel = parameter.relative_l2 = parameter.relative_l2_epsilons = 0.0;
+    parameter.cosine = parameter.norm_ratio = 1.0;
+  }
+  spoil(page.differences[1]);
+  return page;
+}
+
+TEST(Html, ANanThatMeetsANumberIsNoPerfectError) {
+  const auto drawn = [](const PageReport& page) {
+    return written([&](Markup& html) {
+      write_difference_norms(html, page);
+      write_difference_statistics(html, page);
+    });
+  };
+  const std::string equal = drawn(compared([](PageDifference&) {}));
+  EXPECT_THAT(equal, HasSubstr("layers.1&#10;1 − cosine: 0"));
+  EXPECT_THAT(equal, Not(HasSubstr(": nan")));
+  const double kinds[] = {kNan, kInfinity};
+  for (const double largest : kinds) {
+    const std::string text = drawn(compared([&](PageDifference& parameter) {
+      parameter.status = "differs";
+      parameter.different = 1;
+      parameter.nan_different = std::isnan(largest) ? 1 : 0;
+      parameter.max_abs = parameter.max_rel = largest;
+    }));
+    for (const char* what : {"relative L2 error", "1 − cosine", "|‖A‖ / ‖B‖ − 1|"}) {
+      EXPECT_THAT(text, HasSubstr(fmt::format("layers.0&#10;{}: 0\"", what)));
+      EXPECT_THAT(text, HasSubstr(fmt::format("layers.1&#10;{}: nan\"", what)));
+    }
+    EXPECT_THAT(text, HasSubstr("relative L2 error up to nan (nan epsilons)"));
+    EXPECT_THAT(text, Not(HasSubstr("layers.1&#10;relative L2 error: 0")));
+  }
+}
+
+TEST(Html, FactsHaveNoPage) {
+  for (const char* command : {"doctor", "synth"}) {
+    std::ostringstream json, page;
+    write_json(FactSheet{command, {{"versions", {{"gradclip", "1"}}}}}, json);
+    try {
+      write_html(json.str(), "file", page);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(std::string("reports of ") + command + " have no page"));
+    }
+    EXPECT_EQ(page.str(), "");
+  }
 }
 
 TEST(Html, ReadsWhatTheReportSays) {

@@ -14,6 +14,7 @@
 namespace gradclip {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -240,6 +241,36 @@ TEST(Options, ValuesThatCannotBe) {
   EXPECT_THAT(refusal({"norms", "in", "--by", "rank", "--depth", "2"}), HasSubstr("--by module"));
   EXPECT_THAT(refusal({"norms", "in", "--report", "x.pdf"}), HasSubstr(".json, .csv, .html or .xml"));
   EXPECT_THAT(refusal({"norms", "in", "--numerics", "fast"}), HasSubstr("automodel-cpu"));
+}
+
+TEST(Options, EveryCommandHasTheReportsItCanFill) {
+  const std::vector<std::vector<const char*>> commands{{"clip", "in", "-o", "out"},
+                                                       {"norms", "in"},
+                                                       {"inspect", "in"},
+                                                       {"verify", "in"},
+                                                       {"diff", "in", "other"},
+                                                       {"tokens", "in"},
+                                                       {"doctor"},
+                                                       {"check", "in", "--baseline", "b.json"},
+                                                       {"merge", "in", "-o", "out"},
+                                                       {"synth", "-o", "out", "--model", "tiny-moe"}};
+  for (const std::vector<const char*>& words : commands) {
+    const std::string command = words[0];
+    const bool facts = command == "doctor" || command == "synth";
+    for (const char* file : {"r.json", "r.csv", "r.html", "r.xml"}) {
+      std::vector<const char*> all = words;
+      all.insert(all.end(), {"--report", file});
+      const std::string name = file;
+      if ((name != "r.html" || !facts) && (name != "r.xml" || !(facts || command == "inspect"))) {
+        EXPECT_EQ(parse(all).common.report, name) << command;
+        continue;
+      }
+      EXPECT_THAT(refusal(all), AllOf(HasSubstr("--report '" + name + "'"), HasSubstr(command),
+                                      HasSubstr(facts ? ".json or .csv" : ".json, .csv or .html")));
+    }
+  }
+  EXPECT_THAT(refusal({"doctor", "--report", "d.html"}), HasSubstr("reports of doctor have no page"));
+  EXPECT_THAT(refusal({"inspect", "in", "--report", "d.xml"}), HasSubstr("nothing that passes or fails"));
 }
 
 TEST(Options, LabelsAreCountedWhereItIsAskedFor) {

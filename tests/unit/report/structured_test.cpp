@@ -40,6 +40,21 @@ std::vector<std::string> keys(const Json& object) {
   return names;
 }
 
+TEST(Json, NothingMeasuredHasNoMean) {
+  ClipResult result = small_result();
+  result.norm->parameters[1].statistics = TensorStatistics{};
+  result.norm->parameters[1].none = 2;
+  Report report =
+      clip_report("norms", "in", small_manifest(), TrainingStep{}, ClipOptions{}, result, std::nullopt, ReportRun{});
+  EXPECT_TRUE(Json::parse(json_of(report))["parameters"][1]["mean"].is_null());
+  EXPECT_EQ(Json::parse(json_of(report))["parameters"][0]["mean"], 0.375);
+  report.view = view_of(ViewBy::rank, {}, small_manifest(), TrainingStep{}, *result.norm);
+  for (const auto& line : Json::parse(json_of(report))["view"]["lines"]) EXPECT_TRUE(line["mean"].is_null());
+  report.norm->statistics = statistics_of(TensorStatistics{});
+  EXPECT_TRUE(Json::parse(json_of(report))["norm"]["mean"].is_null());
+  EXPECT_THAT(csv_of(report), Not(HasSubstr("nan,0")));
+}
+
 TEST(Json, HasTheContractsKeysInItsOrder) {
   Report report = small_report();
   report.findings.push_back({.kind = "replicas-differ",

@@ -1,10 +1,14 @@
 #include "gradclip/report/text.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <limits>
 #include <sstream>
 
+#include "gradclip/report/text_table.hpp"
 #include "small_model.hpp"
 
 namespace gradclip {
@@ -174,6 +178,172 @@ TEST(Table, FitsTheTerminal) {
     EXPECT_THAT(row, testing::StartsWith("model."));
   }
   EXPECT_TRUE(seen);
+}
+
+/// Cells between runs of spaces.
+std::vector<std::string> words(const std::string& row) {
+  std::istringstream text(row);
+  return {std::istream_iterator<std::string>(text), {}};
+}
+
+TEST(Table, TheWidestNumbersStayApart) {
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
+  Report report = small_report("norms");
+  const auto fill = [&](ReportStatistics& statistics) {
+    statistics.max_abs = kLargest;
+    statistics.mean = -kLargest;
+    statistics.zeros = statistics.nan = statistics.posinf = kAll;
+    statistics.neginf = 0;
+  };
+  report.norm->total = kLargest;
+  fill(*report.norm->statistics);
+  report.parameters[0].norm = kLargest;
+  report.parameters[0].share = 1.0;
+  fill(*report.parameters[0].statistics);
+  std::istringstream lines(table(report));
+  std::size_t seen = 0;
+  for (std::string row; std::getline(lines, row);) {
+    if (!row.starts_with("embed") && !row.starts_with("total ")) continue;
+    if (row.starts_with("total norm")) continue;
+    ++seen;
+    EXPECT_EQ(words(row).size(), 9u) << row;  // the share is two: "100.00 %"
+    EXPECT_THAT(row, HasSubstr(" 1.79769e+308 "));
+    EXPECT_THAT(row, HasSubstr(" -1.7977e+308 "));
+    EXPECT_THAT(row, HasSubstr(" 18,446,744,073,709,551,615 "));
+  }
+  EXPECT_EQ(seen, 2u);
+
+  Report difference = small_report("diff");
+  ReportDiff& diff = difference.diff.emplace();
+  ReportDifference& parameter = diff.parameters.emplace_back();
+  parameter.name = "embed";
+  parameter.status = "differs";
+  parameter.elements = parameter.different = kAll;
+  parameter.max_abs = parameter.max_rel = ReportExtreme{kLargest, {}};
+  parameter.relative_l2 = parameter.relative_l2_epsilons = kLargest;
+  parameter.cosine = -1.234567e-300;
+  parameter.norm_ratio = kLargest;
+  std::ostringstream out;
+  write_differences(difference, {}, out);
+  EXPECT_THAT(out.str(), ContainsRegex("\nembed +18,446,744,073,709,551,615 of 18,446,744,073,709,551,615 +1.798e.308 "
+                                       "+1.798e.308 +1.798e.308 +1.798e.308 +-1.234567e-300 +1.797693e.308\n"));
+}
+
+TEST(Table, ANarrowScreenLeavesColumnsOut) {
+  TextTable table;
+  table.column("name", TextTable::Kind::text);
+  table.column("count", TextTable::Kind::number, 20);
+  table.column("more", TextTable::Kind::number, 10, true);
+  table.column("most", TextTable::Kind::number, 10, true);
+  table.row({std::string(4000, 'x'), "1", "2", "3"});
+  const auto lines = [&](std::size_t width) {
+    std::ostringstream out;
+    table.write(out, {.width = width});
+    EXPECT_EQ(table.left_out({.width = width}), width == 0    ? ""
+                                                : width >= 66 ? ""
+                                                : width >= 56 ? "most"
+                                                              : "more, most");
+    std::vector<std::string> result;
+    std::istringstream text(out.str());
+    for (std::string row; std::getline(text, row);) result.push_back(row);
+    return result;
+  };
+  for (const std::size_t width : {40, 56, 66, 80, 200}) {
+    for (const std::string& row : lines(width)) EXPECT_EQ(columns(row), width);
+  }
+  EXPECT_EQ(columns(lines(0)[1]), kWidestName + 40);
+}
+
+TEST(Table, NoLongNamePadsEveryRow) {
+  Manifest manifest = small_manifest();
+  manifest.parameters[2].name = std::string(4000, 'n') + "2";
+  manifest.parameters[1].name = std::string(4000, 'n') + "1";
+  Report report = small_report("norms", small_result(), manifest);
+  ReportDiff& diff = report.diff.emplace();
+  for (const ParameterEntry& entry : manifest.parameters) {
+    ReportDifference& parameter = diff.parameters.emplace_back();
+    parameter.name = entry.name;
+    parameter.status = "differs";
+    parameter.elements = 8;
+    parameter.different = 1;
+  }
+  Report inspected = inspect_report("in", manifest);
+  for (ReportGroup& group : inspected.groups) group.mesh = std::string(4000, 'm');
+  for (const std::size_t width : {std::size_t{0}, std::size_t{80}, std::size_t{120}}) {
+    const TextStyle style{.width = width};
+    std::ostringstream all;
+    write_norms(report, {}, style, all);
+    write_summary(report, style, all);
+    std::ostringstream of_diff;
+    write_differences(report, style, of_diff);
+    const std::string diff_text = of_diff.str();
+    all << diff_text.substr(diff_text.find("\nname "));
+    write_contents(inspected, style, all);
+    std::istringstream lines(all.str());
+    for (std::string row; std::getline(lines, row);) {
+      // Lines of words are as long as they are.
+      if (row.find("nnn") == std::string::npos && row.find("mmm") == std::string::npos) continue;
+      EXPECT_LE(columns(row), width == 0 ? 220u : width) << row;
+    }
+  }
+}
+
+TEST(Table, NothingMeasuredHasNoMean) {
+  ClipResult result = small_result();
+  result.norm->parameters[1].statistics = TensorStatistics{};
+  result.norm->parameters[1].norm = 0.0;
+  result.norm->parameters[1].none = 2;
+  const Report report = small_report("norms", result);
+  EXPECT_THAT(table(report), ContainsRegex("\nnorm +0 +[0-9.]+ % +0 +- +0 +0 +0\n"));
+  const std::string none = "none          1 parameter has no gradient on any rank: norm\n";
+  EXPECT_THAT(table(report), HasSubstr(none));
+  EXPECT_THAT(summary(report), HasSubstr(none));
+  EXPECT_THAT(table(small_report()), Not(HasSubstr("no gradient on any rank")));
+
+  Report by_rank = report;
+  by_rank.view = view_of(ViewBy::rank, {}, small_manifest(), TrainingStep{}, *result.norm);
+  const std::string text = table(by_rank, {.by = ViewBy::rank});
+  EXPECT_THAT(text, ContainsRegex("\n3 +0 +0.00 % +0 +- +0 +0 +0\n"));
+  EXPECT_THAT(text, HasSubstr("copies count on one rank only"));
+  EXPECT_THAT(table(report), Not(HasSubstr("copies count on one rank only")));
+}
+
+TEST(Table, ManyWithoutAGradientAreCounted) {
+  Manifest manifest = small_manifest();
+  ClipResult result = small_result();
+  for (std::size_t i = 5; i < 12; ++i) {
+    ParameterEntry entry = manifest.parameters[1];
+    entry.name = fmt::format("unused.{}", i);
+    manifest.parameters.push_back(entry);
+    ParameterNorm norm;
+    norm.none = 2;
+    result.norm->parameters.push_back(norm);
+    result.scale.factors.expert.push_back(false);
+  }
+  EXPECT_THAT(
+      summary(small_report("clip", result, manifest)),
+      HasSubstr("none          7 parameters have no gradient on any rank: unused.5, unused.6, unused.7, unused.8, "
+                "unused.9, and 2 more\n"));
+}
+
+TEST(Differences, ANanComesFirst) {
+  Report report = small_report("diff");
+  ReportDiff& diff = report.diff.emplace();
+  for (const char* name : {"far", "broken"}) {
+    ReportDifference& parameter = diff.parameters.emplace_back();
+    parameter.name = name;
+    parameter.status = "differs";
+    parameter.elements = 8;
+    parameter.different = 5;
+    parameter.relative_l2 = 1.0;
+  }
+  diff.parameters[1].nan_different = 3;
+  diff.parameters[1].relative_l2 = 0.0;
+  std::ostringstream out;
+  write_differences(report, {}, out);
+  EXPECT_THAT(out.str(), ContainsRegex("\nbroken +3 NaN, 5 of 8 .*\nfar +5 of 8 "));
+  EXPECT_THAT(out.str(), HasSubstr("finite on both sides"));
 }
 
 TEST(Contents, ListsMeshesGroupsStagesTypes) {
