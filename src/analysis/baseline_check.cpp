@@ -230,7 +230,10 @@ std::vector<Finding> conditions_that_differ(const BaselineConditions& recorded, 
 
 /// What no baseline can make good: a gate over nothing, and NaN unless they are allowed.
 bool is_unacceptable(const Finding& finding, bool allow_nonfinite) {
-  return finding.kind == "nothing-seen" || (finding.kind == "nonfinite" && !allow_nonfinite);
+  if (finding.kind == "nothing-seen") return true;
+  const bool of_copies = finding.kind == "replicas-differ" || finding.kind == "tied-differ";
+  const bool nonfinite = finding.kind == "nonfinite" || (of_copies && !std::isfinite(finding.value.value_or(0.0)));
+  return nonfinite && !allow_nonfinite;
 }
 
 /// Compares entry by entry, by name; of several entries of one name the first with the first.
