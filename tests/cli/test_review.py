@@ -293,6 +293,8 @@ def test_what_is_not_finite_in_a_copy_that_does_not_count(tool, value, nans):
             assert all("NaN on rank 3 where rank" in f["message"] and f["value"] == "nan" for f in differ)
         if command == "norms":
             assert report["norm"]["nan"] == report["norm"]["posinf"] == 0 and math.isfinite(report["norm"]["total"])
+    text = run(1, "norms", path).out
+    assert "non-finite    none that counts, but see the findings" in text and "nonfinite ddp [2] (rank 3)" in text, text
     assert run(1, "norms", path, "--nonfinite", "error").code == 0  # it is about the total, which is finite
 
     baseline = tool.folder / "baseline.json"
@@ -314,6 +316,8 @@ def test_what_counts_is_placed_once(tool):
     report = run(1, "norms", path, "--format", "json").json()
     assert [(f["parameter"], f["ranks"], f["index"], f["value"]) for f in findings_of(report, "nonfinite")] == [
         ("same", [0], [1], 1), ("more", [0], [1], 1), ("more", [1], [3], 1)]
+    text = run(1, "norms", path).out
+    assert ", 2 of them above" in text and "nonfinite more [3] (rank 1)" in text, text
 
 
 def test_totals_of_which_one_is_nan(tool):
@@ -358,3 +362,59 @@ def test_a_sum_is_looked_for_before_a_mean(tool):
     dump.plain("weight", {rank: whole * np.float32(times) for rank, times in enumerate((1, 2, 3, 6))})
     report = run(1, "verify", dump.write(tool.fresh("dump")), "--format", "json").json()
     assert "rank 3 holds the sum of the other copies" in finding(report, "replicas-differ")["message"]
+
+
+# A logged norm that nothing explains ---------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, off", [(np.float32, 2e-3), (np.float16, 2e-2)])
+def test_a_logged_norm_that_no_total_explains(tool, dtype, off):
+    whole = np.arange(1, 9, dtype=dtype)
+    norm = float(np.linalg.norm(whole.astype(np.float64)))
+
+    def report_of(logged, *args, state="before_scale", **training):
+        dump = Dump(2, state=state, max_grad_norm=1.0, grad_norm=logged, norm_type=2.0, **training)
+        dump.plain("weight", whole)
+        result = run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json", *args)
+        assert result.code == 0, result
+        return result.json()
+    for logged in (norm, norm * (1 + off / 10), norm * (1 - off / 10)):
+        assert report_of(logged)["findings"] == []
+    for logged in (123.0, 0.0, norm * (1 + off), norm * (1 - off), "nan", "inf"):
+        found = finding(report_of(logged), "recorded-differs")
+        assert found["parameter"] is None and found["ranks"] == [] and number(found["value"]) == pytest.approx(
+            float(logged), nan_ok=True)
+        assert ("every recorded gradient is finite" in found["message"]) is isinstance(logged, str), found
+    # What was measured is not what was logged.
+    for arguments in (["--norm-type", "1"], ["--no-scale"], ["--ep-axis", "other"], ["--num-label-tokens", "7"]):
+        assert report_of(123.0, *arguments)["findings"] == [], arguments
+    assert report_of(123.0, "--norm-type", "2")["findings"] != []
+    dump = Dump(2, max_grad_norm=1.0, grad_norm=123.0)
+    dump.plain("weight", whole * np.float32(np.nan))
+    assert set(kinds(run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json").json())) == {"nonfinite"}
+
+
+def test_clip_and_check_have_it_and_a_clipped_dump_has_not(tool):
+    dump = Dump(1, max_grad_norm=1.0, grad_norm=123.0)
+    dump.plain("weight", np.arange(1, 9, dtype=np.float32))
+    path, out = dump.write(tool.fresh("dump")), tool.fresh("out")
+    result = run(1, "clip", path, "-o", out, "--format", "json")
+    assert kinds(result.json()) == ["recorded-differs"] and run(1, "norms", path, "--strict").code == 1
+    assert run(1, "norms", out, "--format", "json").json()["findings"] == []
+    baseline = tool.folder / "baseline.json"
+    assert run(1, "check", path, "--baseline", baseline, "--update").code == 0
+    assert run(1, "check", path, "--baseline", baseline).code == 0
+    dump.training["grad_norm"] = 124.0
+    assert run(1, "check", dump.write(tool.fresh("dump")), "--baseline", baseline).code == 1
+
+
+# Seconds that nobody measured ----------------------------------------------------------------------------------------------
+
+def test_seconds_that_were_not_measured_are_null(tool):
+    dump = Dump(1, max_grad_norm=1.0)
+    dump.plain("weight", np.ones(8, np.float32))
+    path = dump.write(tool.fresh("dump"))
+    for command in (["diff", path, path], ["merge", path, "-o", tool.fresh("out")]):
+        seconds = run(1, *command, "--format", "json").json()["run"]["seconds"]
+        assert [seconds[part] for part in ("read", "compute", "write")] == [None] * 3 and seconds["total"] > 0
+    seconds = run(1, "norms", path, "--format", "json").json()["run"]["seconds"]
+    assert all(isinstance(each, float) for each in seconds.values())
