@@ -13,18 +13,10 @@
 namespace gradclip {
 namespace {
 
-/// A report must not take the baseline's place.
 void check_paths(const Session& session, const CommandLine& line) {
-  const std::filesystem::path& file = line.check.baseline;
-  if (line.check.options.update) Session::check_written_path("--baseline", file, line.dump);
+  if (line.check.options.update) Session::check_written_path("--baseline", line.check.baseline, line.dump);
   session.check_report_path(line.dump, {});
-  std::error_code error;
-  if (!line.common.report) return;
-  if (resolved_path(*line.common.report, error) != resolved_path(file, error)) return;
-  throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(line.common.report->string()),
-                                .found = "it is the baseline",
-                                .expected = "another file",
-                                .advice = {}});
+  refuse_baseline_as_report(line);
 }
 
 /// In process 0: the verdict, written and told. The baseline comes first: what is told of it is then true.
@@ -49,6 +41,17 @@ bool judge(Session& session, const CommandLine& line, const Manifest& manifest, 
 }
 
 }  // namespace
+
+void refuse_baseline_as_report(const CommandLine& line) {
+  if (!line.common.report) return;
+  std::error_code error;
+  const std::filesystem::path report = std::filesystem::weakly_canonical(*line.common.report, error);
+  if (report != std::filesystem::weakly_canonical(line.check.baseline, error)) return;
+  throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(line.common.report->string()),
+                                .found = "it is the baseline",
+                                .expected = "another file",
+                                .advice = {}});
+}
 
 ExitCode run_check(Session& session, const CommandLine& line) {
   DumpReader dump(line.dump);

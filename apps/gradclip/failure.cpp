@@ -34,13 +34,14 @@ Failure current_failure() {
   }
 }
 
-ExitCode end_run(Communicator* comm, const Failure& failure) {
+ExitCode end_run(Communicator* comm, const Failure& failure, const std::function<void()>& speak) {
   if (failure.told) return failure.code;
   Agreement agreement{failure.code, true};
   if (comm != nullptr) agreement = comm->abort(failure.code, failure.message);
   if (agreement.speaks && !failure.silent) {
     std::fprintf(stderr, "gradclip: error: %s\n", failure.message.c_str());
   }
+  if (agreement.speaks && speak) speak();
   return agreement.code;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // What became of a run that an exception ended: one message, one exit code for all processes.
 
+#include <functional>
 #include <string>
 
 #include "gradclip/base/error.hpp"
@@ -19,7 +20,8 @@ struct Failure {
 [[nodiscard]] Failure current_failure();
 
 /// Agrees with the other processes on the exit code and prints the message if it is this process's turn.
-/// @param comm  null if the run failed before there was one
-[[nodiscard]] ExitCode end_run(Communicator* comm, const Failure& failure);
+/// @param comm   null if the run failed before there was one
+/// @param speak  what else to tell at this process's turn, if anything
+[[nodiscard]] ExitCode end_run(Communicator* comm, const Failure& failure, const std::function<void()>& speak = {});
 
 }  // namespace gradclip

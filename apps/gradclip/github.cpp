@@ -38,9 +38,13 @@ void append_summary(const Report& report, const char* path) {
 
 }  // namespace
 
-void tell_github(const Report& report, const Environment& environment) {
+bool is_github(const Environment& environment) {
   const char* on = environment("GITHUB_ACTIONS");
-  if (on == nullptr || std::string_view(on) != "true") return;
+  return on != nullptr && std::string_view(on) == "true";
+}
+
+void tell_github(const Report& report, const Environment& environment) {
+  if (!is_github(environment)) return;
   write_annotations(report, std::cerr);
   std::cerr.flush();
   const char* path = environment("GITHUB_STEP_SUMMARY");

@@ -5,6 +5,7 @@
 
 #include "commands.hpp"
 #include "failure.hpp"
+#include "failure_report.hpp"
 #include "launch.hpp"
 #include "variables.hpp"
 
@@ -54,24 +55,32 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   std::unique_ptr<Communicator> comm;
   std::optional<Session> session;
+  std::optional<CommandLine> line;
   try {
     const Environment environment = process_environment();
     const Launch launch = detect_launch(environment);
     comm = make_communicator(launch, &argc, &argv);
-    const CommandLine line = parse_command_line(argc, argv, environment);
-    require_launcher(launch, line);
-    session.emplace(*comm, launch, line.common, environment);
+    line = parse_command_line(argc, argv, environment);
+    require_launcher(launch, *line);
+    session.emplace(*comm, launch, line->common, environment);
     if (session->speaks()) warn_of_variables();
     ExitCode code = ExitCode::done;
-    if (line.answer) {
-      session->print(*line.answer);
+    if (line->answer) {
+      session->print(*line->answer);
     } else {
-      code = run(*session, line);
+      code = run(*session, *line);
     }
     comm->barrier();  // here the others learn of a process that could not write its result
     return static_cast<int>(code);
   } catch (...) {
     if (session) session->end_progress();
-    return static_cast<int>(end_run(comm.get(), current_failure()));
+    const Failure failure = current_failure();
+    // Before the others are asked, since that may end this process; and what is told last is what stderr says.
+    if (session && line) report_failure(*session, *line, failure);
+    return static_cast<int>(end_run(comm.get(), failure, [&] {
+      if (!session || !line) return;
+      if (comm->size() > 1) report_failure(*session, *line, failure);
+      annotate_failure(*line, failure, process_environment());
+    }));
   }
 }

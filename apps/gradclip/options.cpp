@@ -860,6 +860,13 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   return step;
 }
 
+std::string_view name(Command command) noexcept {
+  for (const CommandEntry& entry : kCommands) {
+    if (entry.command == command) return entry.name;
+  }
+  return {};
+}
+
 std::vector<CommandDescription> describe_commands() {
   const std::vector<OptionEntry> table = make_table();
   std::vector<CommandDescription> commands;

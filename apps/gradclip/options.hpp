@@ -57,6 +57,7 @@ struct ScaleOptions {
 };
 
 enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, tokens, report, doctor };
+[[nodiscard]] std::string_view name(Command command) noexcept;  ///< as it is typed
 
 struct CommandLine {
   Command command = Command::doctor;

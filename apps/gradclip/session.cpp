@@ -298,17 +298,18 @@ ReportRun Session::facts(Numerics numerics) {
     run.offload = on_device ? "one model part at a time on the device"
                             : "nothing to move: gradients are worked on in host memory";
   }
+  ReportSeconds slowest;
   for (const Mine& other : gather_value(comm_, mine)) {
     run.memory_peak_bytes = std::max(run.memory_peak_bytes, other.memory_peak);
     if (on_device) {
       run.device_memory_peak_bytes = std::max(*run.device_memory_peak_bytes, other.device_peak);
       run.device_memory_budget_bytes = std::min(*run.device_memory_budget_bytes, other.device_budget);
     }
-    run.seconds_read = std::max(run.seconds_read, other.read);
-    run.seconds_compute = std::max(run.seconds_compute, other.compute);
-    run.seconds_write = std::max(run.seconds_write, other.write);
+    slowest = {std::max(slowest.read, other.read), std::max(slowest.compute, other.compute),
+               std::max(slowest.write, other.write)};
     run.seconds_total = std::max(run.seconds_total, other.total);
   }
+  if (stream_) run.seconds_of_a_thread = slowest;
   return run;
 }
 

@@ -123,14 +123,25 @@ BaselineParameter parameter_of(const JsonField& field) {
 }
 
 BaselineFinding finding_of(const JsonField& field) {
-  refuse_other_keys(field, {"kind", "parameter"});
+  refuse_other_keys(field, {"kind", "parameter", "ranks", "value"});
   const std::optional<JsonField> parameter = field.find("parameter");
   const JsonField kind = field.at("kind");
   // Printed at the beginning of a line, where a CI system would look for its commands.
   if (kind.name().find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos) {
     kind.fail("lower-case letters, digits and dashes");
   }
-  return {kind.name(), parameter ? parameter->name() : std::string()};
+  BaselineFinding finding{kind.name(), parameter ? parameter->name() : std::string()};
+  const JsonField ranks = field.at("ranks");
+  for (std::size_t i = 0; i < ranks.array().size(); ++i) {
+    const JsonField rank = ranks.element(i);
+    const std::int64_t least = finding.ranks.empty() ? 0 : std::int64_t{finding.ranks.back()} + 1;
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (least > kMost) rank.fail("ranks, ascending");
+    finding.ranks.push_back(static_cast<std::int32_t>(rank.integer(least, kMost)));
+  }
+  const JsonField value = field.at("value");
+  if (!value.value().is_null()) finding.value = value.number();
+  return finding;
 }
 
 template <class Read>
@@ -173,8 +184,9 @@ std::string parameter_text(const BaselineParameter& parameter) {
 }
 
 std::string finding_text(const BaselineFinding& finding) {
-  return fmt::format(R"({{"kind": {}, "parameter": {}}})", text_of(finding.kind),
-                     finding.parameter.empty() ? "null" : text_of(finding.parameter));
+  return fmt::format(R"({{"kind": {}, "parameter": {}, "ranks": [{}], "value": {}}})", text_of(finding.kind),
+                     finding.parameter.empty() ? "null" : text_of(finding.parameter), fmt::join(finding.ranks, ", "),
+                     or_null(finding.value));
 }
 
 /// A member whose elements have a line each.
@@ -208,7 +220,9 @@ Baseline baseline_of(const Manifest& manifest, const NormResult& result, Baselin
     const ParameterNorm& measured = result.parameters[i];
     baseline.parameters.push_back({entry.name, entry.shape, entry.dtype, numbers(measured.statistics, measured.norm)});
   }
-  for (const Finding& finding : result.findings) baseline.findings.push_back({finding.kind, finding.parameter});
+  for (const Finding& finding : result.findings) {
+    baseline.findings.push_back({finding.kind, finding.parameter, finding.ranks, finding.value});
+  }
   return baseline;
 }
 

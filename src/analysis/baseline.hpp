@@ -2,7 +2,6 @@
 // Recorded norms as a file that is committed beside the code: what a dump measured, what it was measured under, and how
 // far later dumps may be off. docs/command-line.md describes the file.
 
-#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -64,12 +63,12 @@ struct BaselineParameter {
   BaselineNumbers numbers;
 };
 
-/// A finding that a dump may have.
+/// A finding that a dump may have, as bad as this.
 struct BaselineFinding {
   std::string kind;
-  std::string parameter;  ///< empty where it concerns the whole dump
-
-  auto operator<=>(const BaselineFinding&) const = default;
+  std::string parameter = {};                  ///< empty where it concerns the whole dump
+  std::vector<std::int32_t> ranks = {};        ///< ascending
+  std::optional<double> value = std::nullopt;  ///< as Finding's
 };
 
 struct Baseline {

@@ -8,12 +8,12 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <set>
 #include <string_view>
 #include <utility>
 
 #include "gradclip/analysis/name_map.hpp"
 #include "gradclip/base/error.hpp"
+#include "gradclip/norm/findings.hpp"
 
 namespace gradclip {
 namespace {
@@ -156,9 +156,10 @@ std::optional<double> worst_deviation(const CheckedEntry& entry) {
 /// How bad: by kind, and of `differs` by how many times more than allowed a norm is off. Counts of elements and of NaN
 /// come before norms, counts of zeros after them.
 std::pair<std::size_t, double> badness(const Finding& finding, const CheckedEntry* entry) {
-  constexpr std::array<std::string_view, 12> kWorstFirst{
+  constexpr std::array<std::string_view, 13> kWorstFirst{
       "no-baseline",    "conditions-differ", "nonfinite", "nothing-seen", "replicas-differ", "tied-differ",
-      "ranks-disagree", "missing",           "extra",     "shape",        "dtype",           "differs"};
+      "ranks-disagree", "recorded-differs",  "missing",   "extra",        "shape",           "dtype",
+      "differs"};
   const auto rank =
       static_cast<std::size_t>(std::find(kWorstFirst.begin(), kWorstFirst.end(), finding.kind) - kWorstFirst.begin());
   double times = 0.0;
@@ -230,7 +231,10 @@ std::vector<Finding> conditions_that_differ(const BaselineConditions& recorded, 
 
 /// What no baseline can make good: a gate over nothing, and NaN unless they are allowed.
 bool is_unacceptable(const Finding& finding, bool allow_nonfinite) {
-  return finding.kind == "nothing-seen" || (finding.kind == "nonfinite" && !allow_nonfinite);
+  if (finding.kind == "nothing-seen") return true;
+  const bool of_copies = finding.kind == "replicas-differ" || finding.kind == "tied-differ";
+  const bool nonfinite = finding.kind == "nonfinite" || (of_copies && !std::isfinite(finding.value.value_or(0.0)));
+  return nonfinite && !allow_nonfinite;
 }
 
 /// Compares entry by entry, by name; of several entries of one name the first with the first.
@@ -268,23 +272,52 @@ void compare_entries(const Baseline& recorded, const Baseline& measured, Toleran
   }
 }
 
-/// Takes those that the baseline knows out of `findings`.
+/// Whether a finding is no worse than a recorded one of its kind and parameter: on no other rank, and by no more. With
+/// `exact`, whether it is the same.
+bool covers(const BaselineFinding& recorded, const Finding& finding, const BaselineTolerance& tolerance, bool exact) {
+  if (recorded.value.has_value() != finding.value.has_value()) return false;
+  if (exact) {
+    return recorded.ranks == finding.ranks && (!recorded.value || same(*recorded.value, *finding.value));
+  }
+  if (!std::includes(recorded.ranks.begin(), recorded.ranks.end(), finding.ranks.begin(), finding.ranks.end())) {
+    return false;
+  }
+  if (!recorded.value || same(*recorded.value, *finding.value)) return true;
+  if (std::isnan(*recorded.value) || std::isnan(*finding.value)) return false;
+  return *finding.value <= *recorded.value + tolerance.absolute + tolerance.relative * std::abs(*recorded.value);
+}
+
+/// "0.5 on ranks 0, 3"
+std::string extent_of(const BaselineFinding& recorded) {
+  std::string text = recorded.value ? fmt::format("{:.6g}", *recorded.value) : "no value";
+  if (!recorded.ranks.empty()) text += " on " + named_ranks(recorded.ranks);
+  return text;
+}
+
+/// Takes those that the baseline knows out of `findings`; what has become worse is none of them.
 std::vector<Finding> unknown_findings(const Baseline& recorded, const std::vector<Finding>& findings,
-                                      bool allow_nonfinite, CheckResult& result) {
-  std::set<BaselineFinding> seen;
+                                      Tolerances& tolerances, const CheckOptions& options, CheckResult& result) {
+  std::multimap<std::pair<std::string_view, std::string_view>, std::size_t> places;  // in recorded.findings
+  for (std::size_t i = 0; i < recorded.findings.size(); ++i) {
+    places.insert({{recorded.findings[i].kind, recorded.findings[i].parameter}, i});
+  }
+  std::vector<bool> seen(recorded.findings.size(), false);
   std::vector<Finding> unknown;
-  const std::set<BaselineFinding> known(recorded.findings.begin(), recorded.findings.end());
   for (const Finding& finding : findings) {
-    const BaselineFinding key{finding.kind, finding.parameter};
-    if (known.count(key) != 0 && !is_unacceptable(finding, allow_nonfinite)) {
-      seen.insert(key);
-    } else {
-      unknown.push_back(finding);
+    const auto [begin, end] = places.equal_range({finding.kind, finding.parameter});
+    const BaselineTolerance tolerance = finding.parameter.empty() ? tolerances.own() : tolerances.of(finding.parameter);
+    bool known = false;
+    for (auto place = begin; place != end; ++place) {
+      seen[place->second] = true;
+      known = known || covers(recorded.findings[place->second], finding, tolerance, options.update);
     }
+    if (known && !is_unacceptable(finding, options.allow_nonfinite)) continue;
+    unknown.push_back(finding);
+    if (known || begin == end) continue;
+    unknown.back().message += fmt::format("; {} {}", options.update ? "the baseline has" : "worse than the baseline's",
+                                          extent_of(recorded.findings[begin->second]));
   }
-  for (const BaselineFinding& finding : recorded.findings) {
-    result.known.push_back({finding, seen.count(finding) != 0});
-  }
+  for (std::size_t i = 0; i < seen.size(); ++i) result.known.push_back({recorded.findings[i], seen[i]});
   return unknown;
 }
 
@@ -304,7 +337,7 @@ void update(const Baseline* recorded, const Baseline& measured, const std::vecto
   if (recorded != nullptr) {
     next.rules = recorded->rules;
     std::vector<Finding> news = conditions_that_differ(recorded->conditions, measured.conditions);
-    for (Finding& finding : unknown_findings(*recorded, findings, options.allow_nonfinite, result)) {
+    for (Finding& finding : unknown_findings(*recorded, findings, tolerances, options, result)) {
       news.push_back(std::move(finding));
     }
     const BaselineTolerance& old = recorded->tolerance;
@@ -363,8 +396,7 @@ void judge(const Baseline* recorded, const Baseline& measured, const std::vector
     result.findings = std::move(differ);
   } else {
     compare_entries(*recorded, measured, tolerances, /*exact=*/false, result);
-    result.findings =
-        worst_first(result.entries, unknown_findings(*recorded, findings, options.allow_nonfinite, result));
+    result.findings = worst_first(result.entries, unknown_findings(*recorded, findings, tolerances, options, result));
     result.outcome = result.findings.empty() ? CheckOutcome::passed : CheckOutcome::regressed;
   }
   if (recorded != nullptr && result.entries.front().compared) result.unused_patterns = tolerances.unused();

@@ -20,10 +20,11 @@ struct CopyDifference {
   std::int32_t first_rank = -1;  ///< whose copy is the first that is different
   std::uint64_t first = kNowhere;
   double largest = 0.0;
-  std::uint64_t nan = 0;     ///< a NaN met a number
-  std::uint64_t absent = 0;  ///< elements that are None in a copy and not in another
-  /// Squares of (sum of the copies - the other dump's value), of (their mean - it), of it. NaN where nothing is summed.
-  double sum_apart = 0.0, mean_apart = 0.0, other = 0.0;
+  std::int32_t nan_rank = -1, number_rank = -1;  ///< the first NaN that met a number
+  std::uint64_t absent = 0;                      ///< elements that are None in a copy and not in another
+  /// Over the elements that are not the same in all copies, squares of (sum of the copies - the other dump's value), of
+  /// (their mean - it), of (the copy that counts - it), of it. NaN where nothing is summed.
+  double sum_apart = 0.0, mean_apart = 0.0, counted_apart = 0.0, other = 0.0;
 
   [[nodiscard]] bool any() const noexcept { return first != kNowhere || absent != 0; }
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "gradclip/clip/recorded.hpp"
 #include "gradclip/clip/second_pass.hpp"
 #include "gradclip/norm/shard_sums.hpp"
 
@@ -193,6 +194,7 @@ ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, co
     result.norm = measure_gradients(run, result.scale.factors, step.order, taken.numerics, pipeline, taken.histograms);
     result.norm->reference.note = effective.note;
     result.total = result.norm->total;
+    report_recorded(manifest, step, taken, *result.norm);
   }
   clip_grad_norm_impl(run, step, taken, output, result);
   return result;

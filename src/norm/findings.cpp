@@ -1,12 +1,30 @@
 #include "gradclip/norm/findings.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 namespace gradclip {
+
+std::string named_ranks(std::span<const std::int32_t> ranks) {
+  constexpr std::size_t kMost = 8;
+  const std::span<const std::int32_t> shown = ranks.first(std::min(ranks.size(), kMost));
+  return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(shown, ", "),
+                     ranks.size() > kMost ? fmt::format(" and {} more", ranks.size() - kMost) : "");
+}
+
+std::string copies_differ(double largest, std::int32_t nan_rank, std::int32_t number_rank, std::int32_t first_rank) {
+  if (nan_rank < 0) {
+    return fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}", largest, first_rank);
+  }
+  std::string text = fmt::format("copies that should be equal differ: NaN on rank {} where rank {} has a number",
+                                 nan_rank, number_rank);
+  if (largest > 0.0) text += fmt::format(", numbers by up to {:.6g}", largest);
+  return text + fmt::format(", first on rank {}", first_rank);
+}
 
 void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zeroed, std::vector<Finding>& findings) {
   for (std::size_t p = 0; p < sums.parameters.size(); ++p) {
@@ -58,23 +76,26 @@ void report_disagreement(const ReferenceView& view, std::vector<Finding>& findin
   if (view.totals.size() < 2) return;
   std::vector<std::int32_t> ranks;
   double smallest = std::numeric_limits<double>::infinity(), largest = 0.0;
-  bool nan = false;
+  std::vector<std::int32_t> nan;
   for (const RankTotal& total : view.totals) {
     ranks.insert(ranks.end(), total.ranks.begin(), total.ranks.end());
-    nan = nan || std::isnan(total.total);
+    if (std::isnan(total.total)) nan.insert(nan.end(), total.ranks.begin(), total.ranks.end());
     smallest = std::fmin(smallest, total.total);
     largest = std::fmax(largest, total.total);
   }
   std::sort(ranks.begin(), ranks.end());
+  std::sort(nan.begin(), nan.end());
+  const bool one_number = !nan.empty() && view.totals.size() == 2;
+  const std::string numbers =
+      one_number ? fmt::format("{:.9g}", smallest) : fmt::format("from {:.9g} to {:.9g}", smallest, largest);
   findings.push_back(
       {.kind = "ranks-disagree",
        .parameter = {},
        .ranks = std::move(ranks),
        .index = {},
-       .value = nan ? std::numeric_limits<double>::quiet_NaN() : largest - smallest,
-       .message = fmt::format("the training step's ranks would have clipped by {} different totals, from "
-                              "{:.9g} to {:.9g}{}",
-                              view.totals.size(), smallest, largest, nan ? ", and NaN" : "")});
+       .value = !nan.empty() ? std::numeric_limits<double>::quiet_NaN() : largest - smallest,
+       .message = fmt::format("the training step's ranks would have clipped by {} different totals, {}{}",
+                              view.totals.size(), numbers, nan.empty() ? "" : ", and NaN on " + named_ranks(nan))});
 }
 
 void report_nothing_seen(const TensorStatistics& total, std::vector<Finding>& findings) {

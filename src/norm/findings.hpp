@@ -1,6 +1,9 @@
 #pragma once
 // Findings that follow from sums alone. Each function appends its own; docs/reports.md says what a kind means.
 
+#include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "gradclip/base/finding.hpp"
@@ -8,7 +11,16 @@
 
 namespace gradclip {
 
-/// `nonfinite`, one per parameter. @param zeroed  whether NaN and infinities were replaced by 0
+/// "rank 3", "ranks 0, 1, 2": the first few, and how many more.
+[[nodiscard]] std::string named_ranks(std::span<const std::int32_t> ranks);
+
+/// How copies differ. @param largest  the largest difference of numbers
+/// @param nan_rank  which has a NaN where number_rank has a number; -1: none
+/// @param first_rank  whose copy is the first that differs
+[[nodiscard]] std::string copies_differ(double largest, std::int32_t nan_rank, std::int32_t number_rank,
+                                        std::int32_t first_rank);
+
+/// `nonfinite`, one per parameter, of what counts. @param zeroed  whether NaN and infinities were replaced by 0
 void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zeroed, std::vector<Finding>& findings);
 
 /// `undeclared-plain-tensor`, one for the whole dump.

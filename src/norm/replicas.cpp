@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 
+#include "gradclip/norm/findings.hpp"
 #include "gradclip/norm/segments.hpp"
 
 namespace gradclip {
@@ -21,7 +22,10 @@ namespace {
 struct Difference {
   std::uint64_t first = kNowhere;  ///< position in the shard; in a Verdict in the global tensor
   double largest = 0.0;
-  bool nan = false;  ///< a NaN met a number
+  bool nan_counted = false, nan_other = false;  ///< that copy has a NaN where the other has a number
+  /// What the other copy has where the counted one has a finite number: how many, and the first position.
+  std::uint64_t nan = 0, inf = 0;
+  std::uint64_t first_nonfinite = kNowhere;
 };
 
 /// Elements of one copy in host memory.
@@ -41,19 +45,18 @@ void compare(Difference& difference, DType dtype, Values a, Values b, std::uint6
     const double y = b.at(dtype, i);
     if (x == y || (std::isnan(x) && std::isnan(y))) continue;
     difference.first = std::min(difference.first, position + i);
-    if (std::isnan(x) || std::isnan(y)) {
-      difference.nan = true;
+    if (std::isfinite(x) && !std::isfinite(y)) {
+      difference.first_nonfinite = std::min(difference.first_nonfinite, position + i);
+      ++(std::isnan(y) ? difference.nan : difference.inf);
+    }
+    if (std::isnan(x)) {
+      difference.nan_counted = true;
+    } else if (std::isnan(y)) {
+      difference.nan_other = true;
     } else {
       difference.largest = std::max(difference.largest, std::abs(x - y));
     }
   }
-}
-
-std::string ranks_text(const std::vector<std::int32_t>& ranks) {
-  constexpr std::size_t kMost = 8;
-  const std::span<const std::int32_t> shown(ranks.data(), std::min(ranks.size(), kMost));
-  return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(shown, ", "),
-                     ranks.size() > kMost ? fmt::format(" and {} more", ranks.size() - kMost) : "");
 }
 
 /// Which of one parameter's copies hold the same values, over all of its slices.
@@ -90,7 +93,7 @@ class AgreeingCopies {
       if (++shown > kMostSlices) return text + ", and so on in other slices";
       std::sort(classes.begin(), classes.end());
       std::vector<std::string> parts;
-      for (const auto& ranks : classes) parts.push_back(ranks_text(ranks));
+      for (const auto& ranks : classes) parts.push_back(named_ranks(ranks));
       if (parts.size() > kMostClasses) {
         parts.resize(kMostClasses);
         parts.push_back(fmt::format("{} more", classes.size() - kMostClasses));
@@ -106,6 +109,42 @@ class AgreeingCopies {
     std::map<std::uint64_t, std::vector<std::int32_t>> others;  // by fingerprint
   };
   std::map<std::int32_t, Slice> slices_;  // by the copy that counts
+};
+
+/// NaN and infinities of one parameter's copies that do not count, where the one that counts has numbers: no sum sees
+/// them.
+class UncountedNonfinite {
+ public:
+  void add(const Suspect& suspect, const Difference& found) {
+    if (found.first_nonfinite == kNowhere) return;
+    nan_ += found.nan;
+    inf_ += found.inf;
+    ranks_.insert(suspect.other_rank);
+    if (found.first_nonfinite < first_) {
+      first_ = found.first_nonfinite;
+      counted_ = suspect.rank;
+    }
+  }
+
+  [[nodiscard]] bool any() const noexcept { return !ranks_.empty(); }
+
+  [[nodiscard]] Finding finding(const ParameterEntry& entry) const {
+    std::vector<std::int32_t> ranks(ranks_.begin(), ranks_.end());
+    const std::string where = named_ranks(ranks);
+    return {.kind = "nonfinite",
+            .parameter = entry.name,
+            .ranks = std::move(ranks),
+            .index = index_at(entry.shape, first_),
+            .value = static_cast<double>(nan_ + inf_),
+            .message = fmt::format("{} NaN and {} infinities in copies that do not count, on {}, where the copy that "
+                                   "counts (the first: rank {}'s) has numbers",
+                                   nan_, inf_, where, counted_)};
+  }
+
+ private:
+  std::uint64_t nan_ = 0, inf_ = 0, first_ = kNowhere;
+  std::int32_t counted_ = 0;
+  std::set<std::int32_t> ranks_;
 };
 
 /// A suspect's result as it travels. Trivially copyable.
@@ -147,11 +186,14 @@ class ReplicaComparison {
 
   /// The layout as it was recorded, which the process that read the shard knows.
   Difference in_global_position(std::uint64_t suspect, Difference difference) {
-    if (difference.first == kNowhere) return difference;
     const Suspect& of = suspects_[suspect];
-    const ShardLayout& layout = run_.dump.rank_file(of.rank)->locate(of.parameter).layout;
-    difference.first =
-        global_position(run_.dump.manifest().parameters[of.parameter].shape, layout.global_index(difference.first));
+    const auto place = [&](std::uint64_t& position) {
+      if (position == kNowhere) return;
+      const ShardLayout& layout = run_.dump.rank_file(of.rank)->locate(of.parameter).layout;
+      position = global_position(run_.dump.manifest().parameters[of.parameter].shape, layout.global_index(position));
+    };
+    place(difference.first);
+    place(difference.first_nonfinite);
     return difference;
   }
 
@@ -253,10 +295,12 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
     std::set<std::int32_t> ranks;
     std::uint64_t first = kNowhere;
     std::int32_t first_rank = 0;
-    Difference difference;
+    double largest = 0.0;
+    std::int32_t nan_rank = -1, number_rank = -1;  // a NaN met a number
     std::uint32_t counted = 0;
   };
   std::map<std::pair<std::uint32_t, bool>, Merged> by_parameter;  // and whether it is between tied entries
+  std::map<std::uint32_t, UncountedNonfinite> uncounted;
   std::map<std::uint32_t, std::set<std::int32_t>> left_out;
   for (const AbsentCopy& copy : absent) {
     if (copy.left_out != 0) {
@@ -284,15 +328,23 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
                                  none);
       merged.agreement.differs(suspect);
     }
-    merged.difference.largest = std::max(merged.difference.largest, verdict.difference.largest);
-    merged.difference.nan = merged.difference.nan || verdict.difference.nan;
-    const std::uint64_t global = verdict.difference.first;
+    const Difference& found = verdict.difference;
+    merged.largest = std::max(merged.largest, found.largest);
+    if (merged.nan_rank < 0 && (found.nan_counted || found.nan_other)) {
+      merged.nan_rank = found.nan_other ? suspect.other_rank : suspect.rank;
+      merged.number_rank = found.nan_other ? suspect.rank : suspect.other_rank;
+    }
+    if (suspect.parameter == suspect.other_parameter) uncounted[suspect.parameter].add(suspect, found);
+    const std::uint64_t global = found.first;
     if (global < merged.first) {
       merged.first = global;
       merged.first_rank = suspect.other_rank;
     }
   }
   std::vector<Finding> findings;
+  for (const auto& [parameter, of_copies] : uncounted) {
+    if (of_copies.any()) findings.push_back(of_copies.finding(manifest.parameters[parameter]));
+  }
   for (const auto& [key, merged] : by_parameter) {
     const auto& [parameter, tied] = key;
     const ParameterEntry& entry = manifest.parameters[parameter];
@@ -303,10 +355,10 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
                     .value = {},
                     .message = {}};
     if (merged.first != kNowhere) {
-      finding.value = merged.difference.nan ? std::numeric_limits<double>::quiet_NaN() : merged.difference.largest;
+      finding.value = merged.nan_rank >= 0 ? std::numeric_limits<double>::quiet_NaN() : merged.largest;
       finding.index = index_at(manifest.parameters[merged.counted].shape, merged.first);
-      finding.message = fmt::format("copies that should be equal differ by up to {:.6g}, first on rank {}{}",
-                                    *finding.value, merged.first_rank, merged.agreement.text());
+      finding.message = copies_differ(merged.largest, merged.nan_rank, merged.number_rank, merged.first_rank) +
+                        merged.agreement.text();
     }
     if (!merged.none.empty()) {
       finding.message += fmt::format("{}the gradient is None on {} of the ranks that should hold copies of it",

@@ -23,6 +23,10 @@ void write_annotations(const Report& report, std::ostream& out) {
   out << fmt::format("::error title={}::{}\n", annotation_property(command), annotation_text(check_summary(report)));
 }
 
+void write_failure_annotation(const std::string& command, const std::string& message, std::ostream& out) {
+  out << fmt::format("::error title={}::{}\n", annotation_property("gradclip " + command), annotation_text(message));
+}
+
 void write_step_summary(const Report& report, std::ostream& out) {
   out << fmt::format("### gradclip {}: {}\n\n{}\n\n", report.command, name(report.check->outcome),
                      markdown_text(check_summary(report)));

@@ -28,6 +28,11 @@ struct Case {
 
 constexpr std::string_view kWhole = "(whole model)";
 
+/// An update has written what it found: nothing of it is a failure.
+bool updates(const CheckResult& check) {
+  return check.outcome == CheckOutcome::updated || check.outcome == CheckOutcome::unchanged;
+}
+
 bool could_not_compare(const Finding& finding) {
   return finding.kind == "no-baseline" || finding.kind == "conditions-differ";
 }
@@ -69,7 +74,8 @@ std::vector<Case> parameters_of(const Report& report) {
   if (report.check) {
     for (const CheckedEntry& entry : report.check->entries) {
       add_parameter(entry.name.empty() ? std::string(kWhole) : entry.name, entry.compared);
-      if (!entry.passed() && !entry.failed("nonfinite")) add(cases.back(), finding_of(entry));
+      if (!updates(*report.check) && !entry.passed() && !entry.failed("nonfinite"))
+        add(cases.back(), finding_of(entry));
     }
   } else if (report.diff) {
     for (const ReportDifference& parameter : report.diff->parameters) add_parameter(parameter.name, true);
@@ -83,6 +89,7 @@ std::vector<Case> parameters_of(const Report& report) {
 void add_known(const Report& report, std::vector<Case>& cases) {
   if (!report.check) return;
   for (const KnownFinding& known : report.check->known) {
+    if (updates(*report.check) && !known.seen) continue;  // forgotten
     Case& test = cases.emplace_back();
     test.group = "gradclip.check.known";
     test.name = known.finding.kind + (known.finding.parameter.empty() ? "" : " " + known.finding.parameter);
@@ -138,21 +145,31 @@ void write_case(const Case& test, std::ostream& out) {
   }
 }
 
-}  // namespace
-
-void write_junit(const Report& report, std::ostream& out) {
-  const std::vector<Case> cases = cases_of(report);
+void write_suite(const std::vector<Case>& cases, const std::string& title, double seconds, std::ostream& out) {
   const auto count = [&](Case::Verdict verdict) {
     return std::count_if(cases.begin(), cases.end(), [&](const Case& test) { return test.verdict == verdict; });
   };
-  const std::string counts = fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\" time=\"{:.3f}\"",
-                                         cases.size(), count(Case::Verdict::failed), count(Case::Verdict::error),
-                                         count(Case::Verdict::skipped), report.run ? report.run->seconds_total : 0.0);
-  const std::string name = xml_text("gradclip " + report.command + " " + report.dump.path);
+  const std::string counts =
+      fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\" time=\"{:.3f}\"", cases.size(),
+                  count(Case::Verdict::failed), count(Case::Verdict::error), count(Case::Verdict::skipped), seconds);
+  const std::string name = xml_text(title);
   out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
       << fmt::format("<testsuites name=\"{}\" {}>\n  <testsuite name=\"{}\" {}>\n", name, counts, name, counts);
   for (const Case& test : cases) write_case(test, out);
   out << "  </testsuite>\n</testsuites>\n";
+}
+
+}  // namespace
+
+void write_junit(const Report& report, std::ostream& out) {
+  write_suite(cases_of(report), "gradclip " + report.command + " " + report.dump.path,
+              report.run ? report.run->seconds_total : 0.0, out);
+}
+
+void write_junit_failure(const std::string& command, const std::string& dump, const std::string& kind,
+                         const std::string& message, std::ostream& out) {
+  write_suite({{"gradclip." + command, std::string(kWhole), Case::Verdict::error, kind, message, message + '\n'}},
+              "gradclip " + command + " " + dump, 0.0, out);
 }
 
 }  // namespace gradclip

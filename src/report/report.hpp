@@ -35,6 +35,13 @@ struct ReportDump {
   std::uint64_t bytes = 0;  ///< of gradients in all rank files, copies and addends included, as the manifest says
 };
 
+/// A thread's average in the slowest process.
+struct ReportSeconds {
+  double read = 0.0;
+  double compute = 0.0;
+  double write = 0.0;
+};
+
 /// How the command ran: the only part of a report that may differ between two runs over one dump.
 struct ReportRun {
   int processes = 1;
@@ -51,10 +58,8 @@ struct ReportRun {
   std::optional<std::uint64_t> device_memory_budget_bytes;  ///< the smallest of all processes; empty on the CPU
   std::optional<std::uint64_t> device_memory_peak_bytes;    ///< likewise, of the process that needed most
   std::optional<std::string> offload;                       ///< what --offload led to; empty without it
-  double seconds_read = 0.0;  ///< a thread's average, of the slowest process; so are the next two
-  double seconds_compute = 0.0;
-  double seconds_write = 0.0;
-  double seconds_total = 0.0;  ///< wall clock
+  std::optional<ReportSeconds> seconds_of_a_thread;         ///< empty: not measured
+  double seconds_total = 0.0;                               ///< wall clock
 };
 
 struct ReportScale {

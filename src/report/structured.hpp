@@ -30,6 +30,9 @@ void write_csv(const FactSheet& sheet, std::ostream& out);  ///< a line for each
 /// Test results as CI systems read them: a suite of one case for each parameter that the command looked at, failed if a
 /// finding names it, and one for each finding that names none of them. Names are escaped (escapes.hpp).
 void write_junit(const Report& report, std::ostream& out);
+/// Of a run that an error ended: one case, which could not be tried.
+void write_junit_failure(const std::string& command, const std::string& dump, const std::string& kind,
+                         const std::string& message, std::ostream& out);
 
 void write(const Report& report, ReportFormat format, std::ostream& out);
 

@@ -49,9 +49,12 @@ void write_run(JsonWriter& json, const ReportRun& run) {
   json.member("device_memory_peak_bytes", run.device_memory_peak_bytes);
   json.member("offload", run.offload);
   json.open_member("seconds", '{', Layout::one_line);
-  json.member("read", run.seconds_read);
-  json.member("compute", run.seconds_compute);
-  json.member("write", run.seconds_write);
+  const auto part = [&](double ReportSeconds::*seconds) {
+    return run.seconds_of_a_thread ? std::optional<double>((*run.seconds_of_a_thread).*seconds) : std::nullopt;
+  };
+  json.member("read", part(&ReportSeconds::read));
+  json.member("compute", part(&ReportSeconds::compute));
+  json.member("write", part(&ReportSeconds::write));
   json.member("total", run.seconds_total);
   json.close();
   json.close();

@@ -116,11 +116,25 @@ std::string nonfinite_counts(const ReportStatistics& statistics) {
   return comma_separated(parts);
 }
 
+/// Whether it is one of the values that write_nonfinite() places: not replaced by 0, nor in a copy that does not count.
+bool is_placed(const Report& report, const Finding& finding) {
+  if (finding.kind != "nonfinite") return false;
+  return std::any_of(report.parameters.begin(), report.parameters.end(), [&](const ReportParameter& parameter) {
+    const std::optional<ReportPlace>& place = parameter.first_nonfinite;
+    return parameter.statistics && parameter.statistics->nonfinite() != 0 && parameter.name == finding.parameter &&
+           (!place || (finding.ranks == std::vector<std::int32_t>{place->rank} &&
+                       finding.index.value_or(place->index) == place->index));
+  });
+}
+
 void write_nonfinite(const Report& report, const TextStyle& style, std::ostream& out) {
   const std::optional<ReportStatistics>& statistics = report.norm->statistics;
   if (!statistics) return;
   if (!first_nonfinite_parameter(report)) {
-    line(out, style, "non-finite", "none");
+    const bool elsewhere = std::any_of(report.findings.begin(), report.findings.end(),
+                                       [](const Finding& finding) { return finding.kind == "nonfinite"; });
+    line(out, style, "non-finite", elsewhere ? "none that counts, but see the findings" : "none", {},
+         elsewhere ? Ink::alarm : Ink::plain);
     return;
   }
   std::size_t parameters = 0;
@@ -174,10 +188,12 @@ void write_run(const Report& report, const TextStyle& style, std::ostream& out) 
   if (run.seconds_total > 0.0) {
     speed = fmt::format("{}/s of gradients", human_bytes(static_cast<double>(report.dump.bytes) / run.seconds_total));
   }
-  line(out, style, "time",
-       fmt::format("{}, {} (a thread: read {}, compute {}, write {})", human_seconds(run.seconds_total), speed,
-                   human_seconds(run.seconds_read), human_seconds(run.seconds_compute),
-                   human_seconds(run.seconds_write)));
+  std::string parts;
+  if (run.seconds_of_a_thread) {
+    parts = fmt::format(" (a thread: read {}, compute {}, write {})", human_seconds(run.seconds_of_a_thread->read),
+                        human_seconds(run.seconds_of_a_thread->compute), human_seconds(run.seconds_of_a_thread->write));
+  }
+  line(out, style, "time", fmt::format("{}, {}{}", human_seconds(run.seconds_total), speed, parts));
   const auto described = [](const std::string& what, const std::string& detail, const std::string& reason) {
     std::string text = printable(what);
     if (!detail.empty()) text += fmt::format(" ({})", printable(detail));
@@ -392,8 +408,7 @@ void write_first_findings(const Report& report, const TextStyle& style, std::ost
     return;
   }
   // Non-finite values have lines of their own, unless they were replaced before anything was measured.
-  const bool placed = first_nonfinite_parameter(report).has_value();
-  const auto is_above = [placed](const Finding& finding) { return placed && finding.kind == "nonfinite"; };
+  const auto is_above = [&report](const Finding& finding) { return is_placed(report, finding); };
   const auto above = static_cast<std::size_t>(std::count_if(report.findings.begin(), report.findings.end(), is_above));
   const std::size_t others = report.findings.size() - above;
   line(out, style, "findings",

@@ -75,6 +75,9 @@ class Candidates {
       if (is_sum_[i]) {
         return fmt::format("rank {} holds the sum of the other copies: an all-reduce is missing on them", ranks_[i]);
       }
+    }
+    // Of copies a, 2a, 3a, 6a one is the mean of the others, too.
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (is_mean_[i]) {
         return fmt::format("rank {} holds the mean of the other copies: an all-reduce is missing on them", ranks_[i]);
       }

@@ -218,7 +218,7 @@ def test_nonfinite_values_come_before_the_baseline(good, tool):
     assert report["outcome"] == "updated"
     document = json.loads(absent.read_text())
     assert entry(document, "layers.0.weight")["nan"] == 1 and entry(document, "layers.0.weight")["norm"] == "nan"
-    assert document["findings"] == [{"kind": "nonfinite", "parameter": "layers.0.weight"}]
+    assert document["findings"] == [{"kind": "nonfinite", "parameter": "layers.0.weight", "ranks": [1], "value": 1.0}]
     check(path, absent, code=1)
     report = check(path, absent, "--allow-nonfinite")
     assert report["known_findings"] == [{"kind": "nonfinite", "parameter": "layers.0.weight", "seen": True}]
@@ -490,3 +490,90 @@ def test_github(good, tool):
     result = run(1, "check", good[0], "--baseline", good[1], env={**github, "GITHUB_STEP_SUMMARY": tool.folder})
     assert result.code == 0 and "warning: GITHUB_STEP_SUMMARY" in result.err
     assert run(1, "check", path, "--baseline", good[1], env={"GITHUB_ACTIONS": "false"}).err == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Known findings that become worse; updates and errors as test results
+# ---------------------------------------------------------------------------------------------------------------------
+
+def test_a_known_finding_does_not_hide_a_worse_one(tool):
+    def written(*off):
+        """One plain tensor on four ranks; rank r's copy is off by off[r] in one element."""
+        dump = Dump(4, max_grad_norm=1.0)
+        copies = {rank: np.arange(1, 9, dtype=np.float32) for rank in range(4)}
+        for rank, by in enumerate(off):
+            copies[rank][3] += np.float32(by)
+        dump.plain("bias", copies)
+        return dump.write(tool.fresh("dump"))
+    baseline = tool.fresh("baseline")
+    check(written(0, 0.5), baseline, "--update")
+    recorded = next(f for f in json.loads(baseline.read_text())["findings"] if f["kind"] == "replicas-differ")
+    assert recorded == {"kind": "replicas-differ", "parameter": "bias", "ranks": [0, 1], "value": 0.5}
+    for off in ((0, 0.5), (0, 0.25), (0, 0)):  # as bad, not so bad, gone
+        assert check(written(*off), baseline)["outcome"] == "passed"
+    for off in ((0, 0.75), (0, 0, 0.5), (0, 0.5, 0.25), (0, 1e6)):  # farther, elsewhere, elsewhere too
+        report = check(written(*off), baseline, code=1)
+        worse = finding(report, "replicas-differ")
+        assert "worse than the baseline's 0.5 on ranks 0, 1" in worse["message"]
+        assert {"kind": "replicas-differ", "parameter": "bias", "seen": True} in report["known_findings"]
+    assert "replicas-differ" not in kinds(check(written(0, 0.75), baseline, "--rtol", "1"))
+    assert "replicas-differ" not in kinds(check(written(0, 0.75), baseline, "--atol", "1"))
+    report = check(written(0, 0.25), baseline, "--update")
+    assert report["outcome"] == "updated" and "replicas-differ" in [each["kind"] for each in report["changes"]]
+
+
+def test_an_update_has_no_failures(good, tool):
+    baseline, file = tool.fresh("baseline"), tool.folder / "update.xml"
+    baseline.write_bytes(good[1].read_bytes())
+    dump, _ = model({"bias": values(9, 5), FORMULA: None}, extra={"new": np.ones(2, np.float32)})
+    dump.parameters[2].shards[1] = dump.parameters[2].shards[1] + 1
+    path = dump.write(tool.fresh("dump"))
+    for outcome in ("updated", "unchanged"):
+        report = check(path, baseline, "--update", "--report", file)
+        suite = ElementTree.parse(file).getroot()[0]
+        assert report["outcome"] == outcome and int(suite.get("tests")) > 5
+        assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "0")
+        assert not suite.findall(".//failure") and not suite.findall(".//error")
+    check(good[0], baseline, "--report", file, code=1)
+    assert ElementTree.parse(file).getroot()[0].get("failures") != "0"
+
+
+@pytest.mark.parametrize("np", [1, 2])
+def test_an_error_does_not_leave_an_older_result(good, tool, np):
+    file = tool.folder / "result.xml"
+    broken = tool.fresh("broken")
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    no_baseline = tool.fresh("rubbish")
+    no_baseline.write_text("{")
+    other = tool.folder / "absent"
+    for command in (["check", broken, "--baseline", good[1]], ["check", good[0], "--baseline", no_baseline],
+                    ["check", other, "--baseline", good[1]], ["norms", broken], ["diff", good[0], broken]):
+        assert run(1, "check", good[0], "--baseline", good[1], "--report", file, "-q").code == 0
+        result = run(np, *command, "--report", file)
+        assert result.code == 3 and "::error" not in result.err, result
+        suite = ElementTree.parse(file).getroot()[0]
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "1")
+        error = suite[0].find("error")
+        assert suite[0].get("classname") == f"gradclip.{command[0]}" and error.get("type") == "bad-input"
+        assert "gradclip: error: " + error.get("message") in result.err
+    result = run(np, "check", broken, "--baseline", good[1], env={"GITHUB_ACTIONS": "true"})
+    lines = [line for line in result.err.splitlines() if line.startswith("::error")]
+    assert result.code == 3 and len(lines) == 1 and lines[0].startswith("::error title=gradclip check::"), result
+
+
+def test_an_error_writes_nothing_where_no_report_may_be(good, tool):
+    broken = tool.fresh("broken")
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    baseline = tool.folder / "baseline.xml"
+    baseline.write_bytes(good[1].read_bytes())
+    before = tree(broken)
+    assert run(1, "check", broken, "--baseline", good[1], "--report", broken / "x.xml").code == 3
+    assert tree(broken) == before
+    assert run(1, "check", broken, "--baseline", baseline, "--report", baseline).code == 3
+    assert baseline.read_bytes() == good[1].read_bytes()
+    file = tool.folder / "old.xml"
+    file.write_text("old")
+    assert run(1, "check", good[0], "--baseline", good[1], "--report", file, "--no-such-option").code == 2
+    assert file.read_text() == "old"

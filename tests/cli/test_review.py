@@ -251,3 +251,170 @@ def test_memory_of_many_addends(tool):
     report = result.json()
     assert close(report["norm"]["total"], total, 1e-13) and close(report["clip"]["total_after"], 1.0, 1e-5)
     assert report["run"]["memory_peak_bytes"] <= 264_000_000
+
+
+# NaN in a copy that does not count -----------------------------------------------------------------------------------------
+
+def one_bad_copy(value, at=(2, 5)):
+    """Four copies by replication, hybrid sharding and as plain tensors; rank 3's has another value in some elements."""
+    whole = np.arange(1, 17, dtype=np.float32)
+
+    def copies(good):
+        bad = good.copy()
+        bad[list(at)] = value
+        return {0: good, 1: good, 2: good, 3: bad}
+    dump = Dump(4, max_grad_norm=1.0)
+    dump.mesh("dp", ["dp"], [0, 1, 2, 3])
+    dump.mesh("hsdp", ["dp_replicate", "dp_shard"], [[0, 1], [2, 3]])
+    dump.local("ddp", [16], "dp", ["Replicate()"], copies(whole))
+    halves = copies(whole[8:])
+    dump.local("hsdp", [16], "hsdp", ["Replicate()", "Shard(0)"], {0: whole[:8], 1: halves[1], 2: whole[:8], 3: halves[3]})
+    dump.plain("plain", copies(whole))
+    return dump
+
+
+def findings_of(report, kind):
+    return [each for each in report["findings"] if each["kind"] == kind]
+
+
+@pytest.mark.parametrize("value, nans", [(np.nan, 2), (np.inf, 0), (-np.inf, 0)])
+def test_what_is_not_finite_in_a_copy_that_does_not_count(tool, value, nans):
+    path = one_bad_copy(value).write(tool.fresh("dump"))
+    for processes, command in ((1, "norms"), (1, "verify"), (2, "norms"), (3, "verify")):
+        report = run(processes, command, path, "--format", "json").json()
+        found = findings_of(report, "nonfinite")
+        assert [(f["parameter"], f["ranks"], f["index"], f["value"]) for f in found] == [
+            ("ddp", [3], [2], 2), ("hsdp", [3], [10], 2), ("plain", [3], [2], 2)], found
+        assert all(f"{nans} NaN and {2 - nans} infinities" in f["message"] for f in found)
+        assert kinds(report)[:3] == ["nonfinite"] * 3  # the worst there is
+        differ = findings_of(report, "replicas-differ")
+        assert len(differ) == 3 and "nan" not in str([f["message"] for f in differ])
+        if nans:
+            assert all("NaN on rank 3 where rank" in f["message"] and f["value"] == "nan" for f in differ)
+        if command == "norms":
+            assert report["norm"]["nan"] == report["norm"]["posinf"] == 0 and math.isfinite(report["norm"]["total"])
+    text = run(1, "norms", path).out
+    assert "non-finite    none that counts, but see the findings" in text and "nonfinite ddp [2] (rank 3)" in text, text
+    assert run(1, "norms", path, "--nonfinite", "error").code == 0  # it is about the total, which is finite
+
+    baseline = tool.folder / "baseline.json"
+    for update in ((), ("--update",)):
+        result = run(1, "check", path, "--baseline", baseline, "--format", "json", *update)
+        assert result.code == 1 and kinds(result.json())[:3] == ["nonfinite"] * 3 and not baseline.exists()
+    assert run(1, "check", path, "--baseline", baseline, "--update", "--allow-nonfinite").code == 0
+    assert run(1, "check", path, "--baseline", baseline, "--allow-nonfinite").code == 0
+    assert run(1, "check", path, "--baseline", baseline).code == 1
+
+
+def test_what_counts_is_placed_once(tool):
+    """Where the copy that counts has it, too, there is one finding; another element of another copy is one more."""
+    good, other = np.float32([1, np.nan, 3, 4]), np.float32([1, np.nan, 3, np.inf])
+    dump = Dump(2, max_grad_norm=1.0)
+    dump.plain("same", {0: good, 1: good})
+    dump.plain("more", {0: good, 1: other})
+    path = dump.write(tool.fresh("dump"))
+    report = run(1, "norms", path, "--format", "json").json()
+    assert [(f["parameter"], f["ranks"], f["index"], f["value"]) for f in findings_of(report, "nonfinite")] == [
+        ("same", [0], [1], 1), ("more", [0], [1], 1), ("more", [1], [3], 1)]
+    text = run(1, "norms", path).out
+    assert ", 2 of them above" in text and "nonfinite more [3] (rank 1)" in text, text
+
+
+def test_totals_of_which_one_is_nan(tool):
+    whole = np.arange(1, 9, dtype=np.float32)
+    dump = Dump(4, max_grad_norm=1.0)
+    dump.plain("weight", {0: whole, 1: whole, 2: whole, 3: whole * np.float32(np.nan)})
+    message = finding(run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json").json(), "ranks-disagree")["message"]
+    assert f"by 2 different totals, {np.linalg.norm(whole.astype(np.float64)):.9g}, and NaN on rank 3" in message
+    dump.parameters[0].shards[1] = whole * np.float32(2)
+    message = finding(run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json").json(), "ranks-disagree")["message"]
+    norm = np.linalg.norm(whole.astype(np.float64))
+    assert f"by 3 different totals, from {norm:.9g} to {2 * norm:.9g}, and NaN on rank 3" in message
+
+
+# Copies that went astray are no reduction that never ran -------------------------------------------------------------------
+
+def test_one_element_of_one_copy_is_no_missing_average(tool):
+    whole = np.random.default_rng(3).standard_normal(4096).astype(np.float32)
+    astray = whole.copy()
+    astray[7] += np.float32(1e-5)
+    halves = np.random.default_rng(4).standard_normal((2, 4096)).astype(np.float32)
+    halves[:, :2048] = whole[:2048]  # what all copies agree on says nothing
+    reduced = {"sum": halves.sum(axis=0, dtype=np.float64), "mean": halves.mean(axis=0, dtype=np.float64)}
+
+    def written(copies):
+        dump = Dump(2, max_grad_norm=1.0)
+        dump.plain("weight", copies)
+        return dump.write(tool.fresh("dump"))
+    for a, b, hint in (({0: whole, 1: astray}, whole, None), ({0: astray, 1: whole}, whole, None),
+                       ({0: halves[0], 1: halves[1]}, reduced["mean"].astype(np.float32), "never averaged"),
+                       ({0: halves[0], 1: halves[1]}, np.concatenate([whole[:2048], reduced["sum"][2048:]]).astype(np.float32),
+                        "never reduced")):
+        report = run(1, "diff", written(a), written(b), "--format", "json").json()
+        message = finding(report, "replicas-differ")["message"]
+        assert hint in message if hint else "never" not in message, message
+
+
+def test_a_sum_is_looked_for_before_a_mean(tool):
+    """Of copies a, 2a, 3a, 6a the third is the mean of the others, and the last their sum."""
+    whole = np.arange(1, 65, dtype=np.float32)
+    dump = Dump(4, max_grad_norm=1.0)
+    dump.plain("weight", {rank: whole * np.float32(times) for rank, times in enumerate((1, 2, 3, 6))})
+    report = run(1, "verify", dump.write(tool.fresh("dump")), "--format", "json").json()
+    assert "rank 3 holds the sum of the other copies" in finding(report, "replicas-differ")["message"]
+
+
+# A logged norm that nothing explains ---------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, off", [(np.float32, 2e-3), (np.float16, 2e-2)])
+def test_a_logged_norm_that_no_total_explains(tool, dtype, off):
+    whole = np.arange(1, 9, dtype=dtype)
+    norm = float(np.linalg.norm(whole.astype(np.float64)))
+
+    def report_of(logged, *args, state="before_scale", **training):
+        dump = Dump(2, state=state, max_grad_norm=1.0, grad_norm=logged, norm_type=2.0, **training)
+        dump.plain("weight", whole)
+        result = run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json", *args)
+        assert result.code == 0, result
+        return result.json()
+    for logged in (norm, norm * (1 + off / 10), norm * (1 - off / 10)):
+        assert report_of(logged)["findings"] == []
+    for logged in (123.0, 0.0, norm * (1 + off), norm * (1 - off), "nan", "inf"):
+        found = finding(report_of(logged), "recorded-differs")
+        assert found["parameter"] is None and found["ranks"] == [] and number(found["value"]) == pytest.approx(
+            float(logged), nan_ok=True)
+        assert ("every recorded gradient is finite" in found["message"]) is isinstance(logged, str), found
+    # What was measured is not what was logged.
+    for arguments in (["--norm-type", "1"], ["--no-scale"], ["--ep-axis", "other"], ["--num-label-tokens", "7"]):
+        assert report_of(123.0, *arguments)["findings"] == [], arguments
+    assert report_of(123.0, "--norm-type", "2")["findings"] != []
+    dump = Dump(2, max_grad_norm=1.0, grad_norm=123.0)
+    dump.plain("weight", whole * np.float32(np.nan))
+    assert set(kinds(run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json").json())) == {"nonfinite"}
+
+
+def test_clip_and_check_have_it_and_a_clipped_dump_has_not(tool):
+    dump = Dump(1, max_grad_norm=1.0, grad_norm=123.0)
+    dump.plain("weight", np.arange(1, 9, dtype=np.float32))
+    path, out = dump.write(tool.fresh("dump")), tool.fresh("out")
+    result = run(1, "clip", path, "-o", out, "--format", "json")
+    assert kinds(result.json()) == ["recorded-differs"] and run(1, "norms", path, "--strict").code == 1
+    assert run(1, "norms", out, "--format", "json").json()["findings"] == []
+    baseline = tool.folder / "baseline.json"
+    assert run(1, "check", path, "--baseline", baseline, "--update").code == 0
+    assert run(1, "check", path, "--baseline", baseline).code == 0
+    dump.training["grad_norm"] = 124.0
+    assert run(1, "check", dump.write(tool.fresh("dump")), "--baseline", baseline).code == 1
+
+
+# Seconds that nobody measured ----------------------------------------------------------------------------------------------
+
+def test_seconds_that_were_not_measured_are_null(tool):
+    dump = Dump(1, max_grad_norm=1.0)
+    dump.plain("weight", np.ones(8, np.float32))
+    path = dump.write(tool.fresh("dump"))
+    for command in (["diff", path, path], ["merge", path, "-o", tool.fresh("out")]):
+        seconds = run(1, *command, "--format", "json").json()["run"]["seconds"]
+        assert [seconds[part] for part in ("read", "compute", "write")] == [None] * 3 and seconds["total"] > 0
+    seconds = run(1, "norms", path, "--format", "json").json()["run"]["seconds"]
+    assert all(isinstance(each, float) for each in seconds.values())

@@ -205,6 +205,53 @@ TEST(Check, FindingsThatTheBaselineKnowsAreNoNews) {
   EXPECT_TRUE(check(recorded, sample()).passes());
 }
 
+TEST(Check, AKnownFindingThatBecameWorseIsNews) {
+  const auto found = [](std::vector<std::int32_t> ranks, std::optional<double> value) {
+    Finding finding = seen("replicas-differ", "a");
+    finding.ranks = std::move(ranks);
+    finding.value = value;
+    return finding;
+  };
+  Baseline recorded = sample();
+  recorded.tolerance = {0.125, 0.25, 0.0};
+  recorded.findings = {{"replicas-differ", "a", {0, 2, 3}, 2.0}};
+  const auto passes = [&](const Finding& finding, bool allowed = false) {
+    return check(recorded, sample(), {.allow_nonfinite = allowed}, {finding}).passes();
+  };
+  EXPECT_TRUE(passes(found({0, 2, 3}, 2.0)));
+  EXPECT_TRUE(passes(found({0, 3}, 1.0)));
+  EXPECT_TRUE(passes(found({0, 3}, 2.5)));
+  EXPECT_FALSE(passes(found({0, 3}, std::nextafter(2.5, 3.0))));
+  EXPECT_FALSE(passes(found({0, 1}, 1.0)));
+  EXPECT_FALSE(passes(found({0, 3}, std::nullopt)));
+  EXPECT_FALSE(passes(found({0, 3}, std::nan(""))));
+  EXPECT_FALSE(passes(found({0, 3}, std::nan("")), /*allowed=*/true));
+  EXPECT_FALSE(passes(found({0, 3}, kInfinity), /*allowed=*/true));
+  recorded.rules = {{"^a$", 1.0, std::nullopt, std::nullopt}};
+  EXPECT_TRUE(passes(found({0, 3}, 4.25)));
+  recorded.findings[0].value = std::nan("");
+  EXPECT_TRUE(passes(found({0, 3}, std::nan("")), /*allowed=*/true));
+  EXPECT_FALSE(passes(found({0, 3}, std::nan(""))));
+  EXPECT_FALSE(passes(found({0, 3}, 1.0), /*allowed=*/true));
+  const CheckResult worse = check(recorded, sample(), {}, {found({1}, 1.0)});
+  ASSERT_EQ(worse.known.size(), 1u);
+  EXPECT_TRUE(worse.known[0].seen);
+  EXPECT_THAT(worse.findings[0].message, HasSubstr("worse than the baseline's"));
+}
+
+TEST(Check, CopiesWithNanAreNeverAcceptedUnlessTheyAreAllowed) {
+  for (const char* kind : {"replicas-differ", "tied-differ"}) {
+    for (const double value : {std::nan(""), kInfinity}) {
+      Finding finding = seen(kind, "a");
+      finding.value = value;
+      const CheckResult refused = check_against(nullptr, sample(), {finding}, {.update = true});
+      EXPECT_EQ(refused.outcome, CheckOutcome::regressed);
+      EXPECT_FALSE(refused.next);
+      EXPECT_TRUE(check_against(nullptr, sample(), {finding}, {.update = true, .allow_nonfinite = true}).next);
+    }
+  }
+}
+
 TEST(Check, UpdateSaysWhatChangedAndKeepsRules) {
   Baseline recorded = sample();
   recorded.rules = {{"b", 1.0, std::nullopt, std::nullopt}};

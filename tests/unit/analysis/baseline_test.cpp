@@ -25,7 +25,8 @@ Baseline sample() {
   baseline.parameters.push_back({"layers.0.weight", {3, 2}, DType::bfloat16, {6, 1, 0, 0, 0, 1.0 / 3.0, 5e-324}});
   baseline.parameters.push_back({"a \"b\"\n\u00fc", {}, DType::float64, {1, 0, 1, 2, 3, std::nan(""), 1e300}});
   baseline.findings.push_back({"ranks-disagree", ""});
-  baseline.findings.push_back({"replicas-differ", "layers.0.weight"});
+  baseline.findings.push_back({"replicas-differ", "layers.0.weight", {0, 3}, 0.1});
+  baseline.findings.push_back({"tied-differ", "layers.0.weight", {7}, std::nan("")});
   return baseline;
 }
 
@@ -61,7 +62,13 @@ TEST(Baseline, ReadsBackWhatItWrites) {
   EXPECT_EQ(read.parameters[1].numbers.neginf, 3u);
   EXPECT_EQ(read.rules[0].relative, 1e-3);
   EXPECT_FALSE(read.rules[0].absolute);
-  EXPECT_EQ(read.findings[1], (BaselineFinding{"replicas-differ", "layers.0.weight"}));
+  ASSERT_EQ(read.findings.size(), 3u);
+  EXPECT_EQ(read.findings[1].kind, "replicas-differ");
+  EXPECT_EQ(read.findings[1].parameter, "layers.0.weight");
+  EXPECT_EQ(read.findings[1].ranks, (std::vector<std::int32_t>{0, 3}));
+  EXPECT_EQ(read.findings[1].value, 0.1);
+  EXPECT_FALSE(read.findings[0].value);
+  EXPECT_TRUE(std::isnan(*read.findings[2].value));
 }
 
 TEST(Baseline, OneLineAParameter) {
@@ -103,6 +110,14 @@ TEST(Baseline, NamesTheKeyThatIsWrong) {
   expect(with("\"norm_type\": 2.0", "\"norm_type\": 0"), "norm_type");
   expect(with("\"label_token_divisor\"", "\"label_tokens\""), "scale.label_tokens");
   expect(with("ranks-disagree", "::add-mask::"), "findings[0].kind");
+  expect(with(", \"ranks\": [0, 3]", ""), "findings[1].ranks");
+  expect(with(", \"value\": 0.1", ""), "findings[1].value");
+  expect(with("[0, 3]", "[3, 0]"), "findings[1].ranks[1]");
+  expect(with("[0, 3]", "[3, 3]"), "findings[1].ranks[1]");
+  expect(with("[0, 3]", "[-1, 3]"), "findings[1].ranks[0]");
+  expect(with("[0, 3]", "[2147483647, 2147483648]"), "findings[1].ranks[1]");
+  expect(with("[0, 3]", "3"), "findings[1].ranks");
+  expect(with("\"value\": 0.1", "\"value\": \"much\""), "findings[1].value");
   expect(with("  \"total\": {", "  \"total\": [{"), "JSON");
 }
 

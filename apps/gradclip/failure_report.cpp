@@ -1,0 +1,59 @@
+#include "failure_report.hpp"
+
+#include <iostream>
+#include <string_view>
+
+#include "commands.hpp"
+#include "github.hpp"
+#include "gradclip/report/annotations.hpp"
+#include "gradclip/report/structured.hpp"
+#include "output.hpp"
+
+namespace gradclip {
+namespace {
+
+std::string_view kind_of(ExitCode code) {
+  return code == ExitCode::bad_input ? "bad-input" : code == ExitCode::resources ? "resources" : "bug";
+}
+
+bool is_news(const Failure& failure) {
+  const bool kind =
+      failure.code == ExitCode::bad_input || failure.code == ExitCode::resources || failure.code == ExitCode::bug;
+  return kind && !failure.told && !failure.silent;
+}
+
+/// The error may have come before the command looked at the path.
+void check_paths(const Session& session, const CommandLine& line) {
+  session.check_report_path(line.dump, line.output);
+  if (line.command == Command::diff) session.check_report_path(line.diff.other, {});
+  for (const std::filesystem::path& dump : line.more_dumps) session.check_report_path(dump, {});
+  if (line.command == Command::check) refuse_baseline_as_report(line);
+}
+
+}  // namespace
+
+void report_failure(const Session& session, const CommandLine& line, const Failure& failure) noexcept {
+  try {
+    if (!is_news(failure) || !line.common.report) return;
+    if (report_format(*line.common.report) != ReportFormat::junit) return;
+    check_paths(session, line);
+    write_whole_file(*line.common.report, [&](std::ostream& out) {
+      write_junit_failure(std::string(name(line.command)), line.dump.string(), std::string(kind_of(failure.code)),
+                          failure.message, out);
+    });
+  } catch (...) {
+    // The error itself is what matters, and it is told on stderr.
+  }
+}
+
+void annotate_failure(const CommandLine& line, const Failure& failure, const Environment& environment) noexcept {
+  try {
+    if (line.command != Command::check || !is_news(failure) || !is_github(environment)) return;
+    write_failure_annotation(std::string(name(line.command)), failure.message, std::cerr);
+    std::cerr.flush();
+  } catch (...) {
+    // As above.
+  }
+}
+
+}  // namespace gradclip
