@@ -45,8 +45,7 @@ bool judge(Session& session, const CommandLine& line, const Manifest& manifest, 
 void refuse_baseline_as_report(const CommandLine& line) {
   if (!line.common.report) return;
   std::error_code error;
-  const std::filesystem::path report = std::filesystem::weakly_canonical(*line.common.report, error);
-  if (report != std::filesystem::weakly_canonical(line.check.baseline, error)) return;
+  if (resolved_path(*line.common.report, error) != resolved_path(line.check.baseline, error)) return;
   throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(line.common.report->string()),
                                 .found = "it is the baseline",
                                 .expected = "another file",
