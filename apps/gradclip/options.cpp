@@ -419,7 +419,7 @@ std::string general_help() {
       "Usage: gradclip COMMAND DUMP [options]                one process\n"
       "       mpirun -np N gradclip COMMAND DUMP [options]   several: the same output, the same bits\n\n"
       "Commands\n";
-  for (const CommandEntry& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  for (const CommandEntry& command : kCommands) text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
   text += "\n  gradclip COMMAND --help    the command's options\n  gradclip --version\n\n";
   return text + std::string(kOutro);
 }
