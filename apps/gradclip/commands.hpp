@@ -15,6 +15,7 @@ namespace gradclip {
 [[nodiscard]] ExitCode run_check(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_diff(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_merge(Session& session, const CommandLine& line);
+[[nodiscard]] ExitCode run_accumulate(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_tokens(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_synth(Session& session, const CommandLine& line);
 [[nodiscard]] ExitCode run_report(Session& session, const CommandLine& line);

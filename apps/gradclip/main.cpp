@@ -27,6 +27,8 @@ gradclip::ExitCode run(gradclip::Session& session, const gradclip::CommandLine& 
       return run_check(session, line);
     case gradclip::Command::merge:
       return run_merge(session, line);
+    case gradclip::Command::accumulate:
+      return run_accumulate(session, line);
     case gradclip::Command::tokens:
       return run_tokens(session, line);
     case gradclip::Command::synth:

@@ -57,7 +57,7 @@ enum class Kind : std::uint8_t { value, flag, toggle };  // a toggle has an oppo
 enum class Section : std::uint8_t { command, scale, common };
 
 constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64,
-                   kMerge = 128, kSynth = 256, kReport = 512, kTokens = 1024;
+                   kMerge = 128, kSynth = 256, kReport = 512, kTokens = 1024, kAccumulate = 2048;
 constexpr unsigned kAll = ~kReport;  // that work: report only draws what another found
 
 struct OptionEntry {
@@ -123,6 +123,12 @@ NormOrder norm_type(const Value& value) {
   return NormOrder{p};
 }
 
+DType dtype(const Value& value) {
+  const std::optional<DType> dtype = parse_dtype(value.text);
+  if (!dtype) refuse(value, fmt::format("one of {}", dtype_names()));
+  return *dtype;
+}
+
 void num_label_tokens(CommandLine& line, const Value& value) {
   line.labels.count = value.text == "auto";
   if (line.labels.count) return;
@@ -135,9 +141,9 @@ void num_label_tokens(CommandLine& line, const Value& value) {
 std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
-      {"output", Kind::value, Section::command, kClip | kMerge | kSynth | kReport, "OUT",
+      {"output", Kind::value, Section::command, kClip | kMerge | kSynth | kAccumulate | kReport, "OUT",
        "where the output goes (required)", [](Line& line, const Value& v) { line.output = v.text; }},
-      {"overwrite", Kind::flag, Section::command, kClip | kMerge | kSynth, "", "replace OUT if it exists",
+      {"overwrite", Kind::flag, Section::command, kClip | kMerge | kSynth | kAccumulate, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
       {"total-norm", Kind::value, Section::command, kClip, "X",
        "use this total, decimal or hexadecimal (0x1.8p+1), and skip the first pass",
@@ -223,11 +229,17 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) { line.synth.model = v.text; }},
       {"mesh", Kind::value, Section::command, kSynth, "SIZES", "of the job: pp=2,dp_shard=2,tp=2 (default dp_shard=1)",
        [](Line& line, const Value& v) { line.synth.mesh = parse_mesh_sizes(v.text); }},
-      {"dtype", Kind::value, Section::command, kSynth, "TYPE", "of the gradients (default bfloat16)",
+      {"dtype", Kind::value, Section::command, kSynth | kAccumulate, "TYPE",
+       "of the gradients in OUT (default: synth bfloat16, accumulate the reduce type)",
        [](Line& line, const Value& v) {
-         const std::optional<DType> dtype = parse_dtype(v.text);
-         if (!dtype) refuse(v, fmt::format("one of {}", dtype_names()));
-         line.synth.dtype = *dtype;
+         line.synth.dtype = dtype(v);
+         line.accumulate.storage_dtype = line.synth.dtype;
+       }},
+      {"reduce-dtype", Kind::value, Section::command, kAccumulate, "TYPE",
+       "in which microbatches are added and ranks reduced (default float32; float64 for float64)",
+       [](Line& line, const Value& v) {
+         line.accumulate.reduce_dtype = choice<DType>(
+             v, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}, {"float64", DType::float64}});
        }},
       {"seed", Kind::value, Section::command, kSynth, "N", "of the values (default 0)",
        [](Line& line, const Value& v) { line.synth.seed = static_cast<std::uint64_t>(integer(v, 0)); }},
@@ -356,7 +368,7 @@ struct CommandEntry {
   std::string_view description;
 };
 
-constexpr std::array<CommandEntry, 11> kCommands{{
+constexpr std::array<CommandEntry, 12> kCommands{{
     {"clip", Command::clip, kClip, true, "clip DUMP -o OUT [options]", "scale, measure the total norm, clip",
      "Scales a recorded step's gradients, measures their total norm and clips them into OUT, a dump\n"
      "of the same layout. Shows the right total beside the one that each recorded rank used."},
@@ -382,6 +394,10 @@ constexpr std::array<CommandEntry, 11> kCommands{{
     {"tokens", Command::tokens, kTokens, true, "tokens DUMP [options]", "label tokens and padding of a step",
      "Counts the label tokens of a recorded step, once for each data-parallel coordinate, and the padding\n"
      "at the end of its sequences. Compares the copies of labels on tp, cp and pp ranks. Reads no gradients."},
+    {"accumulate", Command::accumulate, kAccumulate, true, "accumulate DUMP... -o OUT [options]",
+     "the gradient of a step from its microbatches",
+     "Replays gradient accumulation: the dumps of all microbatches of a step become OUT, what the step\n"
+     "clips, by one reduction at the last one, as FSDP2 with deferred synchronisation makes it."},
     {"synth", Command::synth, kSynth, false, "synth -o OUT --model MODEL [options]",
      "a synthetic dump of a model's shapes",
      "Makes a dump of a model's shapes on any mesh, of any type. Its values depend on the seed, the\n"
@@ -409,8 +425,6 @@ constexpr std::string_view kOutro =
     "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
     "            5 resources, 70 a bug in gradclip\n";
 
-constexpr std::string_view kLaterCommands[] = {"accumulate"};
-
 /// Variables that are no options: this program's others (docs/command-line.md), and those of its tests.
 constexpr std::string_view kOtherVariables[] = {"GRADCLIP_CONFIG", "GRADCLIP_CPU_KERNELS", "GRADCLIP_NCCL_TIMEOUT",
                                                 "GRADCLIP_BIN",    "GRADCLIP_BUILD",       "GRADCLIP_KEEP",
@@ -427,7 +441,7 @@ std::string general_help() {
       "Usage: gradclip COMMAND DUMP [options]                one process\n"
       "       mpirun -np N gradclip COMMAND DUMP [options]   several: the same output, the same bits\n\n"
       "Commands\n";
-  for (const CommandEntry& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  for (const CommandEntry& command : kCommands) text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
   text +=
       "\n  gradclip help COMMAND      the command's options; so does gradclip COMMAND --help\n  gradclip --version\n\n";
   return text + std::string(kOutro);
@@ -557,7 +571,7 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   app.set_help_flag("-h,--help");
   app.add_flag("--version", arguments.version);
   if (command.takes_dump) app.add_option("DUMP", arguments.dump);
-  if (command.command == Command::norms) app.add_option("MORE", arguments.more_dumps);
+  if ((command.bit & (kNorms | kAccumulate)) != 0) app.add_option("MORE", arguments.more_dumps);
   if (command.command == Command::diff) app.add_option("B", arguments.other);
   std::string config;
   CLI::Option* config_option = app.add_option("--config", config)->take_last();
@@ -686,7 +700,7 @@ void settle_clipping(Values& values) {
 /// What a sweep does not show is not measured either; and one dump is not several steps.
 void check_sweep(CommandLine& line, const Values& values) {
   if (line.sweep.empty()) {
-    if (line.more_dumps.empty()) return;
+    if (line.more_dumps.empty() || line.command != Command::norms) return;
     refuse_command_line(
         fmt::format("{} dumps without --sweep, which alone takes more than one", line.more_dumps.size() + 1), "norms");
   }
@@ -720,8 +734,6 @@ const CommandEntry& find_command(std::string_view name) {
   for (const CommandEntry& command : kCommands) {
     if (command.name == name) return command;
   }
-  const bool later = std::find(std::begin(kLaterCommands), std::end(kLaterCommands), name) != std::end(kLaterCommands);
-  if (later) refuse_command_line(fmt::format("the command {} is not in this version", name), {});
   std::vector<std::string> names;
   for (const CommandEntry& command : kCommands) names.emplace_back(command.name);
   refuse_command_line("no command " + gradclip::quoted(name), {}, nearest_name(name, names));
@@ -806,6 +818,10 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
            by == values.end() ? std::string()
                               : fmt::format("{} is {}", by->second.origin, gradclip::quoted(by->second.text)));
   }
+  if (const auto stored = values.find("dtype");
+      stored != values.end() && command.command == Command::accumulate && size_of(line.synth.dtype) == 1) {
+    refuse(stored->second, "one of float64, float32, float16, bfloat16", "float8 gradients have scales of their own");
+  }
   check_sweep(line, values);
   check_report_format(command, values);
   line.clip.numerics = line.common.numerics;
@@ -817,7 +833,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     refuse_command_line("a second dump is missing: diff A B", command.name);
   if (command.command == Command::check && line.check.baseline.empty())
     refuse_command_line("--baseline FILE is missing", command.name);
-  if ((command.bit & (kClip | kMerge | kSynth | kReport)) != 0 && line.output.empty())
+  if ((command.bit & (kClip | kMerge | kSynth | kAccumulate | kReport)) != 0 && line.output.empty())
     refuse_command_line("--output OUT is missing", command.name);
   if (command.command == Command::synth && line.synth.model.empty())
     refuse_command_line("--model is missing", command.name);

@@ -14,6 +14,7 @@
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/report/text.hpp"
 #include "gradclip/synth/synthesize.hpp"
+#include "gradclip/training/accumulate.hpp"
 #include "machine.hpp"
 #include "options_check.hpp"
 #include "options_diff.hpp"
@@ -56,24 +57,38 @@ struct ScaleOptions {
   std::optional<bool> use_torch_clip_grad_norm;
 };
 
-enum class Command : std::uint8_t { clip, norms, inspect, verify, diff, check, merge, synth, tokens, report, doctor };
+enum class Command : std::uint8_t {
+  clip,
+  norms,
+  inspect,
+  verify,
+  diff,
+  check,
+  merge,
+  synth,
+  tokens,
+  accumulate,
+  report,
+  doctor
+};
 [[nodiscard]] std::string_view name(Command command) noexcept;  ///< as it is typed
 
 struct CommandLine {
   Command command = Command::doctor;
-  std::filesystem::path dump;  ///< clip, norms, inspect, verify, check, merge, tokens; the JSON file of report
-  std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep
-  std::filesystem::path output;                   ///< clip, merge, synth, report
+  std::filesystem::path dump;                     ///< of all but diff's B, synth and doctor; the JSON file of report
+  std::vector<std::filesystem::path> more_dumps;  ///< norms --sweep, accumulate
+  std::filesystem::path output;                   ///< clip, merge, synth, accumulate, report
   CommonOptions common;
   ScaleOptions scale;
-  ClipOptions clip;           ///< numerics is common.numerics
-  TableOptions table;         ///< norms
-  std::vector<double> sweep;  ///< norms: max_norms; empty: no sweep
-  DiffLine diff;              ///< diff, whose A is `dump`
-  CheckLine check;            ///< check
-  MergeLine merge;            ///< merge
-  LabelLine labels;           ///< tokens, clip, norms, check
-  SynthOptions synth;         ///< synth
+  ClipOptions clip;              ///< numerics is common.numerics
+  TableOptions table;            ///< norms
+  std::vector<double> sweep;     ///< norms: max_norms; empty: no sweep
+  DiffLine diff;                 ///< diff, whose A is `dump`
+  CheckLine check;               ///< check
+  MergeLine merge;               ///< merge
+  LabelLine labels;              ///< tokens, clip, norms, check
+  AccumulateOptions accumulate;  ///< accumulate
+  SynthOptions synth;            ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

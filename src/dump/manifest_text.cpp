@@ -104,6 +104,7 @@ std::string parameter_text(const ParameterEntry& entry, const DeviceMesh* mesh) 
   if (entry.expert) text += fmt::format(R"(,"expert":{})", *entry.expert);
   if (entry.tied) text += R"(,"tied":)" + json_string(*entry.tied);
   if (entry.own_dataset) text += R"(,"dataset":)" + json_string(entry.dataset);
+  if (entry.mesh_object != 0) text += fmt::format(R"(,"mesh_object":{})", entry.mesh_object);
   return text + "}";
 }
 

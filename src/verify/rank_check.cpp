@@ -80,11 +80,24 @@ class RankChecker {
       }
     });
     if (!result_.readable) return;
+    check_labels(*file);
     for (std::size_t p = 0; p < manifest_.parameters.size(); ++p) {
       if (!manifest_.holds(manifest_.parameters[p], rank_)) continue;
       if (!attempt(p, [&] { check_shard(*file, p); })) {
         result_.unusable.push_back({static_cast<std::uint32_t>(p), rank_});
       }
+    }
+  }
+
+  /// Their form. What is wrong with them leaves the gradients usable.
+  void check_labels(const RankFile& file) {
+    try {
+      static_cast<void>(file.labels());
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::bad_input) throw;
+      Fault& fault = result_.faults.emplace_back(fault_of(error.text(), rank_, std::nullopt, {}));
+      const std::string before = file.path().string() + ", ";
+      fault.name = error.text().where.starts_with(before) ? error.text().where.substr(before.size()) : "/labels";
     }
   }
 

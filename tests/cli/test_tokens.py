@@ -272,12 +272,16 @@ def test_labels_that_are_none(tool, store, mentions):
     refused(1, 3, path, "tokens", path, mentions=mentions)
     refused(1, 3, path, "--num-label-tokens", "auto", out=tool.fresh("out"), mentions=mentions)
     assert run(1, "norms", path).code == 0  # gradients are whole
+    found = run(1, "verify", path, "--format", "json")
+    assert found.code == 1
+    labels = finding(found.json(), "unreadable")
+    assert labels["ranks"] == [1] and labels["parameter"] in mentions[0] and labels["parameter"].startswith("/labels")
 
 
 def test_one_message_of_several_processes(tool):
     store = on_rank_1("labels/0", data=np.zeros(6, "<i8"))
     path = Dump(2).write(tool.fresh("dump"), edit_file=store)
-    refused(2, 3, path, "tokens", path, mentions=["/labels/0"])
+    refused(3, 3, path, "tokens", path, mentions=["/labels/0"])  # one of them serves no rank
 
 
 def test_axes(tool):

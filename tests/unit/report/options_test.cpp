@@ -292,6 +292,14 @@ TEST(Options, LabelsAreCountedWhereItIsAskedFor) {
   EXPECT_EQ(parse({"tokens", "in", "--dp-axes", "dp,cp"}).labels.dp_axes, (std::vector<std::string>{"dp", "cp"}));
 }
 
+TEST(Options, AccumulateTakesSeveralDumps) {
+  const CommandLine line = parse({"accumulate", "a", "b", "c", "-o", "out", "--dtype", "bfloat16"});
+  EXPECT_EQ(line.dump, "a");
+  EXPECT_EQ(line.more_dumps.size(), 2u);
+  EXPECT_EQ(line.accumulate.storage_dtype, DType::bfloat16);
+  EXPECT_FALSE(line.accumulate.reduce_dtype.has_value());
+}
+
 TEST(Options, WordsThatCannotBe) {
   refusal({});
   refusal({"clip"});
@@ -308,7 +316,9 @@ TEST(Options, WordsThatCannotBe) {
   EXPECT_THAT(refusal({"nroms"}), HasSubstr("no command 'nroms'; did you mean norms?"));
   EXPECT_THAT(refusal({"help", "norm"}), HasSubstr("did you mean norms?"));
   EXPECT_THAT(refusal({"frobnicate"}), Not(HasSubstr("did you mean")));
-  EXPECT_THAT(refusal({"accumulate", "in"}), HasSubstr("not in this version"));
+  EXPECT_THAT(refusal({"accumulate", "in"}), HasSubstr("--output OUT is missing"));
+  EXPECT_THAT(refusal({"accumulate", "in", "-o", "out", "--dtype", "float8_e5m2"}), HasSubstr("float16"));
+  EXPECT_THAT(refusal({"accumulate", "in", "-o", "out", "--reduce-dtype", "float16"}), HasSubstr("bfloat16, float64"));
 }
 
 TEST(Options, ConfigFilesThatCannotBe) {

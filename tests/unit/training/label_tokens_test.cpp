@@ -158,6 +158,20 @@ TEST_F(LabelTokensOf, ThePipelineAxisMayHaveAnotherName) {
   EXPECT_EQ(counted.total.label_tokens, 2u);
 }
 
+TEST_F(LabelTokensOf, ContextParallelRanksHoldWholeSequences) {
+  DumpBuilder dump = grid({"cp", "dp_replicate"});
+  for (std::int32_t rank = 0; rank < 4; ++rank) dump.labels(rank, 1, 3, {rank % 2, 5, -100});
+  const LabelTokens counted = count(dump);
+  EXPECT_EQ(counted.total.label_tokens, 4u);
+  EXPECT_THAT(counted.findings, IsEmpty());
+}
+
+TEST_F(LabelTokensOf, TheOnlyMeshServesWhereNoneIsTheDeviceMesh) {
+  DumpBuilder dump(directory_.path(), 2);
+  dump.mesh("tp", {"tp"}, {2}, {0, 1}).labels(0, 1, 1, {1}).labels(1, 1, 1, {1});
+  EXPECT_EQ(count(dump).total.label_tokens, 1u);
+}
+
 TEST_F(LabelTokensOf, WithoutAMeshEveryRankHasItsOwn) {
   DumpBuilder dump(directory_.path(), 2);
   dump.labels(0, 1, 2, {1, -100}).labels(1, 1, 2, {1, -100});
