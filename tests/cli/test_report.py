@@ -252,7 +252,7 @@ def test_usage(tool, dumps):
     source.write_text(json.dumps(samples.check()))
     for code, *words, mentions in [
             (2, "report", source, "--output OUT is missing"), (2, "report", "-o", page, "FILE.json is missing"),
-            (2, "report", source, "-o", source, "no .json file"), (2, "report", source, "-o", tool.folder, "directory"),
+            (2, "report", source, "-o", source, "it is the input"), (2, "report", source, "-o", tool.folder, "directory"),
             (2, "report", source, "-o", tool.folder / "page.csv", "ends in .html"),
             (2, "report", source, "-o", page, "--norm-type", "2", "--norm-type"),
             (3, "report", tool.folder / "none.json", "-o", page, "none.json"), (3, "report", dumps[0], "-o", page, "dump0"),
