@@ -549,7 +549,7 @@ def test_an_error_does_not_leave_an_older_result(good, tool, np):
     other = tool.folder / "absent"
     for command in (["check", broken, "--baseline", good[1]], ["check", good[0], "--baseline", no_baseline],
                     ["check", other, "--baseline", good[1]], ["norms", broken], ["diff", good[0], broken]):
-        assert run(1, "check", good[0], "--baseline", good[1], "--report", file, "-q").code == 0
+        assert run(1, "check", good[0], "--baseline", good[1], "--report", file, "--quiet").code == 0
         result = run(np, *command, "--report", file)
         assert result.code == 3 and "::error" not in result.err, result
         suite = ElementTree.parse(file).getroot()[0]

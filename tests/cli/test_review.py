@@ -366,14 +366,14 @@ def test_a_sum_is_looked_for_before_a_mean(tool):
 
 # A logged norm that nothing explains ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("dtype, off", [(np.float32, 2e-3), (np.float16, 2e-2)])
+@pytest.mark.parametrize("dtype, off", [("float32", 2e-3), ("bfloat16", 2e-2)])
 def test_a_logged_norm_that_no_total_explains(tool, dtype, off):
-    whole = np.arange(1, 9, dtype=dtype)
+    whole = np.arange(1, 9, dtype=np.float32)  # exact in both
     norm = float(np.linalg.norm(whole.astype(np.float64)))
 
     def report_of(logged, *args, state="before_scale", **training):
         dump = Dump(2, state=state, max_grad_norm=1.0, grad_norm=logged, norm_type=2.0, **training)
-        dump.plain("weight", whole)
+        dump.plain("weight", whole, dtype=dtype)
         result = run(1, "norms", dump.write(tool.fresh("dump")), "--format", "json", *args)
         assert result.code == 0, result
         return result.json()
