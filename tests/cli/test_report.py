@@ -265,7 +265,7 @@ def test_usage(tool, dumps):
     refused(2, 3, tool.folder / "none", "report", tool.folder / "none.json", "-o", page, mentions=("none.json",))
     doctor = tool.folder / "doctor.json"
     assert run(1, "doctor", "--report", doctor, "--quiet").code == 0
-    refused(1, 3, tool.folder / "none", "report", doctor, "-o", page, mentions=("doctor.json", "'dump'"))
+    refused(1, 3, tool.folder / "none", "report", doctor, "-o", page, mentions=("doctor.json", "reports of doctor have no page"))
     assert run(1, "report", source, "-o", "/dev/stdout").out.startswith("<!DOCTYPE html>")
 
 

@@ -110,8 +110,8 @@ TEST(Baseline, NamesTheKeyThatIsWrong) {
   expect(with("\"norm_type\": 2.0", "\"norm_type\": 0"), "norm_type");
   expect(with("\"label_token_divisor\"", "\"label_tokens\""), "scale.label_tokens");
   expect(with("ranks-disagree", "::add-mask::"), "findings[0].kind");
-  expect(with(", \"ranks\": [0, 3]", ""), "findings[1].ranks");
-  expect(with(", \"value\": 0.1", ""), "findings[1].value");
+  expect(with(", \"ranks\": [0, 3]", ""), "findings[1]: has no key 'ranks'");
+  expect(with(", \"value\": 0.1", ""), "findings[1]: has no key 'value'");
   expect(with("[0, 3]", "[3, 0]"), "findings[1].ranks[1]");
   expect(with("[0, 3]", "[3, 3]"), "findings[1].ranks[1]");
   expect(with("[0, 3]", "[-1, 3]"), "findings[1].ranks[0]");
