@@ -28,7 +28,7 @@ scripts/setup.sh --python &  # PyTorch's download and unpacking take minutes: be
 python=$!
 trap 'kill "$python" 2>/dev/null || true' EXIT
 cmake --preset "$preset" "${configure[@]}" >/dev/null
-cmake --build --preset "$preset" -j "$(nproc)" "${build[@]}"
+cmake --build --preset "$preset" -j "$(($(nproc) + 1))" "${build[@]}"
 wait "$python"
 # Many tests wait for processes to start and to end more than they compute.
-ctest --preset "$preset" -j "$((2 * $(nproc)))" "${rest[@]}"
+ctest --preset "$preset" -j "$((5 * $(nproc) / 2))" "${rest[@]}"

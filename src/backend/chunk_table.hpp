@@ -51,10 +51,10 @@ inline constexpr std::uint32_t kNoElement = std::numeric_limits<std::uint32_t>::
 /// Statistics of the values of one chunk after scaling. Non-finite values are counted and placed, and add nothing to
 /// the sums and extremes.
 struct ChunkStatistics {
-  double power_sum = 0.0;                                    ///< sum of (|x| * 2^-exponent)^p; 0 for p = infinity
-  double signed_sum = 0.0;                                   ///< sum of x * 2^-exponent
-  double max_abs = 0.0;                                      ///< largest finite magnitude
-  double min_abs = HUGE_VAL;                                 ///< smallest non-zero finite magnitude, infinity if none
+  double power_sum = 0.0;     ///< sum of (|x| * 2^-exponent)^p; 0 for p = infinity
+  double signed_sum = 0.0;    ///< sum of x * 2^-exponent
+  double max_abs = 0.0;       ///< largest finite magnitude
+  double min_abs = HUGE_VAL;  ///< smallest non-zero finite magnitude, infinity if none
   std::int32_t exponent = 0;  ///< exponent_of(max_abs) of element.hpp, so that terms are at most 1; but 0 for float32
                               ///< and narrower with p in {1, 2, 3, 4, inf}, and for TermArithmetic::reference
   std::uint32_t zeros = 0;

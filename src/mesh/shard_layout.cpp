@@ -24,11 +24,9 @@ std::string list(std::span<const std::int64_t> numbers) {
 }
 
 [[noreturn]] void refuse(const std::string& where, std::string found, std::string expected) {
-  throw Error(ExitCode::bad_input, {.where = where,
-                                    .found = std::move(found),
-                                    .expected = std::move(expected),
-                                    .advice = {},
-                                    .kind = "placement"});
+  throw Error(
+      ExitCode::bad_input,
+      {.where = where, .found = std::move(found), .expected = std::move(expected), .advice = {}, .kind = "placement"});
 }
 
 /// Product of the extents, empty if it does not fit into 63 bits. An extent of 0 makes it 0 whatever the others are.
