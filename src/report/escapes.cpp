@@ -11,7 +11,8 @@ bool is_alphanumeric(char c) noexcept {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
 }
 
-/// printable() of every line; line ends stay.
+}  // namespace
+
 std::string printable_lines(std::string_view text) {
   std::string result;
   while (true) {
@@ -22,8 +23,6 @@ std::string printable_lines(std::string_view text) {
     text.remove_prefix(end + 1);
   }
 }
-
-}  // namespace
 
 std::string xml_text(std::string_view text) {
   constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD

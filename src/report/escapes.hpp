@@ -7,6 +7,9 @@
 
 namespace gradclip {
 
+/// printable() of every line; line feeds stay.
+[[nodiscard]] std::string printable_lines(std::string_view text);
+
 /// In an XML element or a double-quoted attribute. Characters that XML 1.0 forbids cannot stand there in any spelling:
 /// U+FFFE and U+FFFF become U+FFFD. Line ends stay.
 [[nodiscard]] std::string xml_text(std::string_view text);

@@ -5,24 +5,10 @@
 #include <ostream>
 
 #include "gradclip/base/error.hpp"
+#include "gradclip/report/escapes.hpp"
 #include "gradclip/report/structured_pieces.hpp"
 
 namespace gradclip {
-namespace {
-
-/// printable() with line feeds kept: a tooltip has several lines.
-std::string printable_lines(std::string_view untrusted) {
-  std::string result;
-  while (true) {
-    const std::size_t end = untrusted.find('\n');
-    result += printable(untrusted.substr(0, end));
-    if (end == std::string_view::npos) return result;
-    result += '\n';
-    untrusted.remove_prefix(end + 1);
-  }
-}
-
-}  // namespace
 
 std::string html_text(std::string_view untrusted) {
   std::string result;

@@ -18,6 +18,7 @@ namespace {
 
 using test::DumpBuilder;
 using test::TemporaryDirectory;
+using test::wide_spread;
 using test::world;
 
 /// Process 0 makes a directory that all share.
@@ -34,17 +35,6 @@ class SharedDirectory {
   std::optional<TemporaryDirectory> own_;
   std::filesystem::path path_;
 };
-
-std::vector<double> wide_spread(std::int64_t elements, unsigned seed) {
-  std::vector<double> values;
-  unsigned state = seed;
-  for (std::int64_t i = 0; i < elements; ++i) {
-    state = state * 1664525u + 1013904223u;
-    const int exponent = static_cast<int>(state >> 20 & 63u) - 40;
-    values.push_back(std::ldexp(static_cast<double>(static_cast<int>(state >> 8 & 0xFFu) - 128), exponent));
-  }
-  return values;
-}
 
 /// Eight recorded ranks: two stages of 2 × 2, with sharded, replicated, strided, Partial, tied and plain parameters.
 void build(const std::filesystem::path& path) {

@@ -533,4 +533,15 @@ std::vector<double> decode(const std::string& dtype, const std::vector<std::byte
   return values;
 }
 
+std::vector<double> wide_spread(std::int64_t elements, unsigned seed) {
+  std::vector<double> values;
+  unsigned state = seed;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    state = state * 1664525u + 1013904223u;
+    const int exponent = static_cast<int>(state >> 20 & 63u) - 40;
+    values.push_back(std::ldexp(static_cast<double>(static_cast<int>(state >> 8 & 0xFFu) - 128), exponent));
+  }
+  return values;
+}
+
 }  // namespace gradclip::test

@@ -124,4 +124,7 @@ class DumpBuilder {
 /// The inverse.
 [[nodiscard]] std::vector<double> decode(const std::string& dtype, const std::vector<std::byte>& bytes);
 
+/// Numbers of many magnitudes and of both signs, so that the order of a sum shows: multiples of 2^-40, up to 2^30.
+[[nodiscard]] std::vector<double> wide_spread(std::int64_t elements, unsigned seed);
+
 }  // namespace gradclip::test

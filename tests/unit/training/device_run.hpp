@@ -17,17 +17,6 @@
 
 namespace gradclip::test {
 
-inline std::vector<double> wide_spread(std::int64_t elements, unsigned seed) {
-  std::vector<double> values;
-  unsigned state = seed;
-  for (std::int64_t i = 0; i < elements; ++i) {
-    state = state * 1664525u + 1013904223u;
-    const int exponent = static_cast<int>(state >> 20 & 63u) - 40;
-    values.push_back(std::ldexp(static_cast<double>(static_cast<int>(state >> 8 & 0xFFu) - 128), exponent));
-  }
-  return values;
-}
-
 /// Three ranks and three model parts, which take turns in the manifest: shards of several blocks, of several chunks, of
 /// a few elements and of none, copies and None gradients.
 inline DumpBuilder parts_dump(const std::filesystem::path& path) {
