@@ -61,7 +61,8 @@ std::string general_help() {
       "Usage: gradclip COMMAND DUMP [options]                one process\n"
       "       mpirun -np N gradclip COMMAND DUMP [options]   several: the same output, the same bits\n\n"
       "Commands\n";
-  for (const CommandEntry& command : command_table()) text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
+  for (const CommandEntry& command : command_table())
+    text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
   text +=
       "\n  gradclip help COMMAND      the command's options; so does gradclip COMMAND --help\n  gradclip --version\n\n";
   return text + std::string(kOutro);

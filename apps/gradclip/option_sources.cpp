@@ -84,8 +84,7 @@ nlohmann::json read_config(const std::string& path) {
 
 }  // namespace
 
-void refuse_command_line(const std::string& found, std::string_view command,
-                                      const std::string& meant) {
+void refuse_command_line(const std::string& found, std::string_view command, const std::string& meant) {
   const std::string help = command.empty() ? "see gradclip --help" : fmt::format("see gradclip {} --help", command);
   throw Error(ExitCode::usage, {.where = "command line",
                                 .found = found,

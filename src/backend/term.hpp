@@ -1,6 +1,5 @@
 #pragma once
-// How a chunk's terms are formed and how its factors are simplified: decisions that every backend makes alike. Compiled
-// by g++ and by nvcc.
+// How a chunk's terms are formed: decisions that every backend makes alike. Compiled by g++ and by nvcc.
 
 #include "gradclip/backend/chunk_table.hpp"
 #include "gradclip/base/element.hpp"
@@ -34,23 +33,6 @@ struct Term {
 GRADCLIP_HOST_DEVICE bool sums_need_no_scaling(double largest, double smallest, double p) {
   const int order = p <= 4.0 ? static_cast<int>(p) : 1;
   return largest <= power_of_two(480 / order) && smallest >= power_of_two(-(480 / order));
-}
-
-/// Dividing by a power of two is multiplying by its reciprocal, to the bit, and a fifth of the time.
-template <DType D>
-GRADCLIP_HOST_DEVICE ScaleFactors without_divisions(const ScaleFactors& factors) {
-  constexpr std::uint64_t kMantissa = 0x000FFFFFFFFFFFFFu;
-  constexpr int kLargestExponent = D == DType::float64 ? 1022 : 126;  // its reciprocal is normal
-  ScaleFactors result = factors;
-  for (int i = 0; i < 2; ++i) {
-    const std::uint64_t bits = bits_as<std::uint64_t>(factors.numbers[i]);
-    const int exponent = static_cast<int>(bits >> 52 & 0x7FFu) - 1023;
-    const bool simple = (bits & kMantissa) == 0 && exponent >= -kLargestExponent && exponent <= kLargestExponent;
-    if (factors.steps[i] != ScaleStep::divide || !simple) continue;
-    result.steps[i] = ScaleStep::multiply;
-    result.numbers[i] = 1.0 / factors.numbers[i];
-  }
-  return result;
 }
 
 }  // namespace gradclip

@@ -35,6 +35,8 @@ struct ScaleFactors {
   bool zero_nonfinite = false;  ///< NaN and infinities become +0
   bool reference_in_float64 =
       false;  ///< TermArithmetic::reference without roundings: PyTorch's promotion of 0-dim tensors
+
+  [[nodiscard]] bool operator==(const ScaleFactors&) const = default;
 };
 
 /// The reduction of a Partial placement.

@@ -9,11 +9,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gradclip/backend/term.hpp"
 #include "gradclip/base/dispatch.hpp"
+#include "gradclip/base/divisions.hpp"
 #include "gradclip/base/error.hpp"
 
 namespace gradclip::cpu {
@@ -40,25 +42,26 @@ void scale_by_element(const void* from, void* to, std::size_t count, const Scale
   }
 }
 
-/// float8 has 256 elements: scaled and widened once, then looked up.
+/// float8 has 256 elements: scaled once, then looked up. A thread keeps the last table, since a run has few factors.
 template <DType D>
-void scale_by_table(const void* from, void* to, std::size_t count, const ScaleFactors& factors) {
-  std::array<std::uint8_t, 256> table;
-  for (std::size_t bits = 0; bits < table.size(); ++bits) {
-    table[bits] = scale_element<D>(static_cast<std::uint8_t>(bits), factors);
+const std::array<std::uint8_t, 256>& scaled_elements(const ScaleFactors& factors) {
+  thread_local std::optional<ScaleFactors> known;
+  thread_local std::array<std::uint8_t, 256> table;
+  if (known != factors) {
+    for (std::size_t bits = 0; bits < table.size(); ++bits) {
+      table[bits] = scale_element<D>(static_cast<std::uint8_t>(bits), factors);
+    }
+    known = factors;
   }
-  const auto* source = static_cast<const std::uint8_t*>(from);
-  std::transform(source, source + count, static_cast<std::uint8_t*>(to),
-                 [&](std::uint8_t bits) { return table[bits]; });
+  return table;
 }
 
 /// @pre changes_bits(factors).
 template <DType D>
 void scale_run(const Kernels& kernels, const void* from, void* to, std::size_t count, const ScaleFactors& factors) {
-  constexpr std::size_t kTableElements = 1024;
   if constexpr (is_float8(D)) {
-    if (count >= kTableElements) return scale_by_table<D>(from, to, count, factors);
-    return scale_by_element<D>(from, to, count, factors);
+    const std::uint8_t* table = scaled_elements<D>(factors).data();
+    kernels.look_up(static_cast<const std::uint8_t*>(from), static_cast<std::uint8_t*>(to), count, table);
   } else {
     if (D != DType::float64 && factors.clip == ClipStep::in_float64)
       return scale_by_element<D>(from, to, count, factors);
@@ -75,7 +78,7 @@ template <DType D>
 class ScaledSubBlocks {
  public:
   ScaledSubBlocks(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors)
-      : kernels_(kernels), chunk_(chunk), factors_(without_divisions<D>(factors)), changes_(changes_bits(factors)) {}
+      : kernels_(kernels), chunk_(chunk), factors_(without_divisions(D, factors)), changes_(changes_bits(factors)) {}
 
   [[nodiscard]] std::size_t count(std::size_t sub_block) const {
     const std::size_t first = sub_block * kSubBlockElements;
@@ -83,13 +86,24 @@ class ScaledSubBlocks {
   }
 
   /// Whole rows: a short last one is filled up with zeros. Valid until the next call.
-  [[nodiscard]] const std::byte* rows(std::size_t sub_block) {
+  [[nodiscard]] const std::byte* rows(std::size_t sub_block) { return rows(sub_block, changes_); }
+
+  /// The same before scaling.
+  [[nodiscard]] const std::byte* stored_rows(std::size_t sub_block) { return rows(sub_block, false); }
+
+  [[nodiscard]] bool changes() const noexcept { return changes_; }
+  [[nodiscard]] const ScaleFactors& factors() const noexcept { return factors_; }  ///< with fewer divisions
+
+ private:
+  const std::byte* rows(std::size_t sub_block, bool scaled) {
     constexpr std::size_t kSize = sizeof(BitsOf<D>);
     const std::byte* data = chunk_.data + sub_block * kSubBlockElements * kSize;
     const std::size_t elements = count(sub_block);
     const std::size_t padding = (kLanes - elements % kLanes) % kLanes;
-    if (!changes_ && padding == 0) return data;
-    if (changes_) {
+    if (!scaled && padding == 0) return data;
+    if (scaled && in_scratch_ == sub_block) return scratch_;
+    in_scratch_ = scaled ? sub_block : kSubBlocks;
+    if (scaled) {
       scale_run<D>(kernels_, data, scratch_, elements, factors_);
     } else {
       std::memcpy(scratch_, data, elements * kSize);
@@ -98,11 +112,11 @@ class ScaledSubBlocks {
     return scratch_;
   }
 
- private:
   const Kernels& kernels_;
   const Chunk& chunk_;
   ScaleFactors factors_;
   bool changes_;
+  std::size_t in_scratch_ = kSubBlocks;  ///< the sub-block that is there scaled; kSubBlocks: none
   alignas(64) std::byte scratch_[kSubBlockElements * sizeof(BitsOf<D>)];
 };
 
@@ -159,99 +173,117 @@ Gathered gather_by_element(ScaledSubBlocks<D>& elements, float scale_inv, const 
   return gathered;
 }
 
-/// The inner loops' view of a sub-block: for float8 its values in float32; NaN and infinities, once found, replaced by
-/// 0, which adds nothing to a sum.
+/// The sums of sub-blocks by the inner loops, which scale on the way where they can, so that nothing is stored in
+/// between.
 template <DType D>
-class VectorRows {
+class SubBlockSums {
  public:
-  static constexpr DType kType = is_float8(D) ? DType::float32 : D;
-  using Bits = BitsOf<kType>;
+  SubBlockSums(const Kernels& kernels, ScaledSubBlocks<D>& elements, float scale_inv, const Term& term)
+      : kernels_(kernels),
+        elements_(elements),
+        power_(std::isinf(term.p) ? 0 : static_cast<std::size_t>(term.p)),
+        scaling_(is_float8(D) ? static_cast<double>(scale_inv) : term.scaling),
+        scales_on_the_way_(!is_float8(D) && elements.changes() &&
+                           (D == DType::float64 || elements.factors().clip != ClipStep::in_float64)) {}
 
-  explicit VectorRows(float scale_inv) {
-    if constexpr (is_float8(D)) {
-      for (std::size_t bits = 0; bits < values_.size(); ++bits) {
-        const auto element = static_cast<std::uint8_t>(bits);
-        values_[bits] = Element<kType>::round(element_value<D>(element, scale_inv));
-        const Bits magnitude = magnitude_bits<kType>(values_[bits]);
-        subnormal_[bits] = is_subnormal<D>(element) && magnitude != 0 && is_finite<kType>(magnitude);
+  [[nodiscard]] SubBlock of(std::size_t sub_block) {
+    const std::size_t rows = (elements_.count(sub_block) + kLanes - 1) / kLanes;
+    if constexpr (!is_float8(D)) {
+      if (scales_on_the_way_) {
+        return kernels_.accumulate_scaled[kType][power_](elements_.stored_rows(sub_block), rows, elements_.factors(),
+                                                         scaling_);
       }
     }
+    return of(elements_.rows(sub_block), rows);
   }
 
-  [[nodiscard]] const void* of(const std::byte* data, std::size_t elements) {
-    if constexpr (!is_float8(D)) return data;
-    for (std::size_t i = 0; i < elements; ++i) own_[i] = values_[std::to_integer<std::uint8_t>(data[i])];
-    return own_.data();
-  }
-
-  /// Counts and places the non-finite among `elements` values.
-  [[nodiscard]] const void* without_nonfinite(const void* values, std::size_t elements, std::size_t position,
-                                              ChunkStatistics& counts) {
-    using E = Element<kType>;
-    for (std::size_t i = 0; i < elements; ++i) {
-      const Bits bits = load<kType>(values, i);
-      const Bits magnitude = magnitude_bits<kType>(bits);
-      const bool nonfinite = magnitude >= E::kNonfinite;
-      own_[i] = nonfinite ? Bits{0} : bits;
-      if (nonfinite && counts.first_nonfinite == kNoElement) {
-        counts.first_nonfinite = static_cast<std::uint32_t>(position + i);
-      }
-      counts.nan += magnitude >= E::kNan;
-      counts.posinf += bits == E::kNonfinite;
-      counts.neginf += bits == (E::kNonfinite | E::kSign);
-    }
-    return own_.data();
-  }
-
-  /// float8's own subnormals, which its float32 values do not show.
-  [[nodiscard]] std::uint32_t float8_subnormals(const std::byte* data, std::size_t elements) const {
-    std::uint32_t subnormals = 0;
-    for (std::size_t i = 0; i < elements; ++i) subnormals += subnormal_[std::to_integer<std::uint8_t>(data[i])];
-    return subnormals;
+  /// Of rows that are scaled already.
+  [[nodiscard]] SubBlock of(const void* rows, std::size_t count) const {
+    return kernels_.accumulate[kType][power_](rows, count, scaling_);
   }
 
  private:
-  alignas(64) std::array<Bits, kSubBlockElements> own_;
-  std::array<Bits, is_float8(D) ? 256 : 1> values_;
-  std::array<std::uint8_t, is_float8(D) ? 256 : 1> subnormal_;
+  static constexpr auto kType = static_cast<std::size_t>(D);
+
+  const Kernels& kernels_;
+  ScaledSubBlocks<D>& elements_;
+  std::size_t power_;
+  double scaling_;
+  bool scales_on_the_way_;
 };
 
+/// Counts and places the non-finite among scaled elements.
+/// @param out  the elements with 0, which adds nothing to a sum, in their place
+template <DType D>
+void take_out_nonfinite(const std::byte* data, std::size_t elements, std::size_t position, BitsOf<D>* out,
+                        ChunkStatistics& counts) {
+  using E = Element<D>;
+  for (std::size_t i = 0; i < elements; ++i) {
+    const BitsOf<D> bits = load<D>(data, i);
+    const BitsOf<D> magnitude = magnitude_bits<D>(bits);
+    const bool nonfinite = magnitude >= E::kNonfinite;
+    out[i] = nonfinite ? BitsOf<D>{0} : bits;
+    if (nonfinite && counts.first_nonfinite == kNoElement) {
+      counts.first_nonfinite = static_cast<std::uint32_t>(position + i);
+    }
+    counts.nan += magnitude >= E::kNan;
+    counts.posinf += magnitude < E::kNan && bits == E::kNonfinite;
+    counts.neginf += magnitude < E::kNan && bits == (E::kNonfinite | E::kSign);
+  }
+}
+
+/// Whether float8's values are distinct, ordered, zero and finite as its elements are, which an unusual scale_inv
+/// changes.
+template <DType D>
+bool keeps_order(float scale_inv) {
+  if constexpr (!is_float8(D)) return true;
+  const float smallest = element_value<D>(BitsOf<D>{1}, scale_inv);
+  const float largest = element_value<D>(static_cast<BitsOf<D>>(Element<D>::kNonfinite - 1), scale_inv);
+  return smallest >= std::numeric_limits<float>::min() && largest <= std::numeric_limits<float>::max();
+}
+
+/// @pre keeps_order<D>(scale_inv)
 template <DType D>
 Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements, float scale_inv, const Term& term) {
-  constexpr DType kWide = VectorRows<D>::kType;
-  constexpr std::size_t kType = static_cast<std::size_t>(kWide);
-  const double smallest_normal = static_cast<double>(Element<kWide>::widen(Element<kWide>::kSmallestNormal));
-  const std::size_t power = std::isinf(term.p) ? 0 : static_cast<std::size_t>(term.p);
+  using E = Element<D>;
+  const double smallest_normal = static_cast<double>(element_value<D>(E::kSmallestNormal, scale_inv));
+  SubBlockSums<D> sums(kernels, elements, scale_inv, term);
   Gathered gathered;
   ChunkStatistics& counts = gathered.counts;
-  VectorRows<D> vectors(scale_inv);
+  alignas(64) BitsOf<D> finite[kSubBlockElements];
   for (std::size_t s = 0; s < kSubBlocks && elements.count(s) > 0; ++s) {
-    const std::size_t count = elements.count(s);
-    const std::size_t rows = (count + kLanes - 1) / kLanes;
-    auto not_zeros =
-        static_cast<std::uint32_t>(rows * kLanes - count);  // the padding, and what stands for NaN and infinities
-    const std::byte* data = elements.rows(s);
-    const void* values = vectors.of(data, rows * kLanes);
-    SubBlock block = kernels.accumulate[kType][power](values, rows, term.scaling);
-    if (!std::isfinite(block.signed_sum)) {
-      const std::uint32_t before = counts.nan + counts.posinf + counts.neginf;
-      values = vectors.without_nonfinite(values, rows * kLanes, s * kSubBlockElements, counts);
-      not_zeros += counts.nan + counts.posinf + counts.neginf - before;
-      block = kernels.accumulate[kType][power](values, rows, term.scaling);
-    }
-    if (block.min_abs < smallest_normal) {
-      const SmallElements small = kernels.count_small[kType](values, rows);
+    SubBlock block = sums.of(s);
+    const bool all_finite = std::isfinite(block.signed_sum);
+    if (!all_finite || block.min_abs < smallest_normal) {
+      const std::size_t rows = (elements.count(s) + kLanes - 1) / kLanes;
+      const std::byte* data = elements.rows(s);
+      // Zeros that are none: the padding, and what stands for NaN and infinities.
+      auto not_zeros = static_cast<std::uint32_t>(rows * kLanes - elements.count(s));
+      const void* values = data;
+      if (!all_finite) {
+        const std::uint32_t before = counts.nan + counts.posinf + counts.neginf;
+        take_out_nonfinite<D>(data, rows * kLanes, s * kSubBlockElements, finite, counts);
+        not_zeros += counts.nan + counts.posinf + counts.neginf - before;
+        values = finite;
+        block = sums.of(values, rows);
+      }
+      const SmallElements small = kernels.count_small[static_cast<std::size_t>(D)](values, rows);
       counts.zeros += small.zeros - not_zeros;
-      if constexpr (!is_float8(D)) counts.subnormals += small.subnormals;
-      block.min_abs = small.min_abs;
+      counts.subnormals += small.subnormals;
+      block.min_abs = is_float8(D) ? static_cast<double>(static_cast<float>(small.min_abs) * scale_inv) : small.min_abs;
     }
-    if constexpr (is_float8(D)) counts.subnormals += vectors.float8_subnormals(data, count);
     counts.max_abs = std::max(counts.max_abs, block.max_abs);
     counts.min_abs = std::min(counts.min_abs, block.min_abs);
     gathered.power[s] = block.power_sum;
     gathered.sum[s] = block.signed_sum;
   }
   return gathered;
+}
+
+template <DType D>
+Gathered gather(const Kernels& kernels, ScaledSubBlocks<D>& elements, float scale_inv, const Term& term) {
+  return keeps_order<D>(scale_inv) ? gather_by_vectors<D>(kernels, elements, scale_inv, term)
+                                   : gather_by_element<D>(elements, scale_inv, term);
 }
 
 /// float64 reads a chunk once where it can: sums of x and of x × 2^-k have the same bits up to the exponent, unless a
@@ -281,11 +313,10 @@ ChunkStatistics statistics_of(const Kernels& kernels, const Chunk& chunk, const 
   }
   if (request.order.by_products() || request.order.infinite()) {
     if constexpr (D == DType::float64) return gather_float64(kernels, elements, term);
-    return gather_by_vectors<D>(kernels, elements, factors.scale_inv, term).result(0);
+    return gather<D>(kernels, elements, factors.scale_inv, term).result(0);
   }
   const Term extremes_only{TermArithmetic::exact, kInfinity, 1.0, 1.0, false};
-  const int exponent =
-      exponent_of(gather_by_vectors<D>(kernels, elements, factors.scale_inv, extremes_only).counts.max_abs);
+  const int exponent = exponent_of(gather<D>(kernels, elements, factors.scale_inv, extremes_only).counts.max_abs);
   term.scaling = power_of_two(-exponent);
   return gather_by_element<D>(elements, factors.scale_inv, term).result(exponent);
 }
@@ -304,7 +335,7 @@ ChunkStatistics chunk_statistics(const Kernels& kernels, const Chunk& chunk, con
 void scale_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors& factors) {
   if (!changes_bits(factors)) return;
   with_dtype(chunk.dtype, [&]<DType D>() {
-    scale_run<D>(kernels, chunk.data, chunk.data, chunk.count, without_divisions<D>(factors));
+    scale_run<D>(kernels, chunk.data, chunk.data, chunk.count, without_divisions(D, factors));
   });
 }
 

@@ -14,8 +14,8 @@
 
 namespace gradclip::cpu {
 
-/// The types that have inner loops of their own; float8 goes through tables and the loops of float32.
-inline constexpr std::size_t kVectorTypes = 4;
+/// The types whose elements are scaled by arithmetic, DType's first four; float8's are looked up.
+inline constexpr std::size_t kScaledTypes = 4;
 /// The powers that have inner loops of their own, as an index: 0 for p = infinity (no terms), else p.
 inline constexpr std::size_t kVectorPowers = 5;
 
@@ -35,10 +35,15 @@ struct SmallElements {
   double min_abs = 0.0;  ///< smallest non-zero magnitude, infinity if there is none
 };
 
-/// Lane sums of x × scaling, folded, and the extremes of x. `scaling` is for float64; the others' x are taken as they
-/// are.
+/// Lane sums of x × scaling, folded, and the extremes of x. `scaling` is for float64; for float8 it is scale_inv, which
+/// its x are multiplied by; the others' x are taken as they are.
+/// @pre for float8: 2^8 × scale_inv is a float32 number
 using Accumulate = SubBlock (*)(const void* data, std::size_t rows, double scaling);
 
+/// The same of elements as they are after scaling, without a place for them: for factors that Scale takes.
+using AccumulateScaled = SubBlock (*)(const void* data, std::size_t rows, const ScaleFactors& factors, double scaling);
+
+/// Of the stored elements: float8's scale_inv plays no part.
 /// @pre no NaN or infinity among the data.
 using CountSmall = SmallElements (*)(const void* data, std::size_t rows);
 
@@ -46,14 +51,19 @@ using CountSmall = SmallElements (*)(const void* data, std::size_t rows);
 /// @pre changes_bits(factors), and ClipStep::in_float64 only for float64.
 using Scale = void (*)(const void* from, void* to, std::size_t count, const ScaleFactors& factors);
 
-/// One set of inner loops, by type (DType's first four) and power. Data are aligned to the element; where they come in
+/// table[x] of `count` bytes x; from == to or no overlap.
+using LookUp = void (*)(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table);
+
+/// One set of inner loops, by type and power. Data are aligned to the element; where they come in
 /// rows these are whole, of kLanes elements, at least one, at most kSubBlockElements elements together: the caller pads
 /// a short last row with zeros.
 struct Kernels {
   std::string_view name;  ///< as GRADCLIP_CPU_KERNELS takes it
-  std::array<std::array<Accumulate, kVectorPowers>, kVectorTypes> accumulate;
-  std::array<CountSmall, kVectorTypes> count_small;
-  std::array<Scale, kVectorTypes> scale;
+  std::array<std::array<Accumulate, kVectorPowers>, kDTypeCount> accumulate;
+  std::array<std::array<AccumulateScaled, kVectorPowers>, kScaledTypes> accumulate_scaled;
+  std::array<CountSmall, kDTypeCount> count_small;
+  std::array<Scale, kScaledTypes> scale;
+  LookUp look_up;
 };
 
 extern const Kernels kBaselineKernels;  ///< any x86-64

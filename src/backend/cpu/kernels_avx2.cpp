@@ -2,7 +2,10 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "gradclip/backend/cpu/kernels.hpp"
@@ -31,6 +34,9 @@ GRADCLIP_INLINE Doubles load(const double* at) {
 }
 GRADCLIP_INLINE Doubles widen(const float* at) {
   return _mm256_cvtps_pd(_mm_loadu_ps(at));
+}
+GRADCLIP_INLINE void store(float* at, Floats x) {
+  _mm256_storeu_ps(at, x);
 }
 GRADCLIP_INLINE void store(double* at, Doubles x) {
   _mm256_storeu_pd(at, x);
@@ -151,30 +157,51 @@ GRADCLIP_INLINE Doubles zero_for_nonfinite(Doubles x) {
 GRADCLIP_INLINE __m128i load_words(const std::uint16_t* at) {
   return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(at)));
 }
-GRADCLIP_INLINE Words no_words() {
+GRADCLIP_INLINE Words zeros() {
   return _mm256_setzero_si256();
 }
-GRADCLIP_INLINE Words all_words() {
-  return _mm256_set1_epi16(0x7FFF);
+GRADCLIP_INLINE Words all_ones() {
+  return _mm256_set1_epi32(-1);
 }
+GRADCLIP_INLINE Words repeat(std::uint8_t x) {
+  return _mm256_set1_epi8(static_cast<char>(x));
+}
+GRADCLIP_INLINE Words repeat(std::uint16_t x) {
+  return _mm256_set1_epi16(static_cast<short>(x));
+}
+template <DType D>
+GRADCLIP_INLINE Words magnitudes_of(const BitsOf<D>* at) {
+  const Words elements = _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(at)));
+  return _mm256_and_si256(elements, repeat(static_cast<BitsOf<D>>(Element<D>::kSign - 1)));
+}
+template <typename Bits>
 GRADCLIP_INLINE Words max(Words a, Words b) {
-  return _mm256_max_epu16(a, b);
+  return sizeof(Bits) == 1 ? _mm256_max_epu8(a, b) : _mm256_max_epu16(a, b);
 }
+template <typename Bits>
 GRADCLIP_INLINE Words min(Words a, Words b) {
-  return _mm256_min_epu16(a, b);
+  return sizeof(Bits) == 1 ? _mm256_min_epu8(a, b) : _mm256_min_epu16(a, b);
 }
-GRADCLIP_INLINE Words word_magnitudes(const std::uint16_t* at) {
-  const Words words = _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(at)));
-  return _mm256_and_si256(words, _mm256_set1_epi16(0x7FFF));
+template <typename Bits>
+GRADCLIP_INLINE Words less_one(Words x) {
+  return sizeof(Bits) == 1 ? _mm256_sub_epi8(x, repeat(Bits{1})) : _mm256_sub_epi16(x, repeat(Bits{1}));
 }
-GRADCLIP_INLINE std::uint16_t reduce_min(Words x) {
-  const __m128i half = _mm_min_epu16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  return static_cast<std::uint16_t>(_mm_extract_epi16(_mm_minpos_epu16(half), 0));
+GRADCLIP_INLINE std::uint32_t count_ones(Words mask) {
+  return static_cast<std::uint32_t>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(mask))));
 }
-GRADCLIP_INLINE std::uint16_t reduce_max(Words x) {
-  return static_cast<std::uint16_t>(0xFFFF - reduce_min(_mm256_xor_si256(x, _mm256_set1_epi16(-1))));
+GRADCLIP_INLINE std::uint32_t count_equal(Words a, std::uint8_t b) {
+  return count_ones(_mm256_cmpeq_epi8(a, repeat(b)));
 }
-
+GRADCLIP_INLINE std::uint32_t count_equal(Words a, std::uint16_t b) {
+  return count_ones(_mm256_cmpeq_epi16(a, repeat(b))) / 2;
+}
+/// @pre magnitudes: comparisons are signed
+GRADCLIP_INLINE std::uint32_t count_less(Words a, std::uint8_t b) {
+  return count_ones(_mm256_cmpgt_epi8(repeat(b), a));
+}
+GRADCLIP_INLINE std::uint32_t count_less(Words a, std::uint16_t b) {
+  return count_ones(_mm256_cmpgt_epi16(repeat(b), a)) / 2;
+}
 template <DType D>
 GRADCLIP_INLINE auto load_element(const BitsOf<D>* at) {
   if constexpr (D == DType::float64) {
@@ -188,46 +215,78 @@ GRADCLIP_INLINE auto load_element(const BitsOf<D>* at) {
   }
 }
 
-/// Widens kWordLanes elements.
+/// 8 elements of float8 as float16, and what their values are multiples of: float8_e5m2 is float16's upper half;
+/// float8_e4m3fn has another bias, so that it is 2^8 times its bits' value, subnormals included.
 template <DType D>
-GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
-  _mm256_store_ps(out, load_element<D>(at));
-  _mm256_store_ps(out + 8, load_element<D>(at + 8));
+GRADCLIP_INLINE Floats float8_as_float16(const std::uint8_t* at) {
+  const __m128i elements = _mm_loadl_epi64(static_cast<const __m128i*>(static_cast<const void*>(at)));
+  const __m128i words = _mm_cvtepu8_epi16(elements);
+  const __m128i upper = _mm_slli_epi16(words, 8);
+  if constexpr (D == DType::float8_e5m2) return _mm256_cvtph_ps(upper);
+  const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(0x3F80));
+  const __m128i sign = _mm_and_si128(upper, _mm_set1_epi16(static_cast<short>(0x8000)));
+  return _mm256_cvtph_ps(_mm_or_si128(magnitude, sign));
 }
 
-/// x rounded to D, its NaNs canonical, as a vector of the same kind.
+/// Widens a register of elements. @param scale_inv  of float8
+template <DType D>
+GRADCLIP_INLINE void expand(const BitsOf<D>* at, float scale_inv, float* out) {
+  if constexpr (is_float8(D)) {
+    const Floats unit = broadcast(D == DType::float8_e4m3fn ? 0x1p8F * scale_inv : scale_inv);
+    for (std::size_t i = 0; i < sizeof(Words); i += 8) {
+      _mm256_store_ps(out + i, mul(float8_as_float16<D>(at + i), unit));
+    }
+  } else {
+    _mm256_store_ps(out, load_element<D>(at));
+    _mm256_store_ps(out + 8, load_element<D>(at + 8));
+  }
+}
+
+/// 32 bytes looked up: those with one upper half at a time, by their lower halves.
+GRADCLIP_INLINE void look_up_register(const std::uint8_t* from, std::uint8_t* to, const std::uint8_t* table) {
+  const Words x = _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(from)));
+  const Words upper = _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(0x0F));
+  const Words lower = _mm256_and_si256(x, _mm256_set1_epi8(0x0F));
+  Words found = zeros();
+#pragma GCC unroll 16
+  for (int half = 0; half < 16; ++half) {
+    const auto* part = static_cast<const __m128i*>(static_cast<const void*>(table + 16 * half));
+    const Words values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(part)), lower);
+    const Words here = _mm256_cmpeq_epi8(upper, _mm256_set1_epi8(static_cast<char>(half)));
+    found = _mm256_blendv_epi8(found, values, here);
+  }
+  _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(to)), found);
+}
+
+/// x rounded to D, as a vector of the same kind. @pre its NaNs are canonical, or those of an operation on elements of
+/// D: then the addition that rounds to bfloat16 carries nothing out of a NaN's payload, whose lower half is 0.
 template <DType D, typename Vector>
 GRADCLIP_INLINE Vector round_to(Vector x) {
   if constexpr (D == DType::float16) {
-    return _mm256_cvtph_ps(_mm256_cvtps_ph(canonical(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else if constexpr (D == DType::bfloat16) {
-    const __m256i bits =
-        _mm256_castps_si256(canonical(x));  // the addition below would carry a NaN's payload into the sign
+    const __m256i bits = _mm256_castps_si256(x);
     const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), even);
     return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   } else {
-    return canonical(x);
+    return x;
   }
 }
 
-/// @pre x is representable in D.
-template <DType D, typename Vector>
-GRADCLIP_INLINE void store_element(BitsOf<D>* at, Vector x) {
-  if constexpr (D == DType::float64) {
-    _mm256_storeu_pd(static_cast<double*>(static_cast<void*>(at)), x);
-  } else if constexpr (D == DType::float32) {
-    _mm256_storeu_ps(static_cast<float*>(static_cast<void*>(at)), x);
+/// Two vectors of numbers that are representable in D, of 16 bits, one after the other.
+template <DType D>
+GRADCLIP_INLINE void store_elements(std::uint16_t* at, Floats first, Floats second) {
+  Words words;
+  if constexpr (D == DType::float16) {
+    const __m128i low = _mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    words = _mm256_set_m128i(_mm256_cvtps_ph(second, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), low);
   } else {
-    __m128i words;
-    if constexpr (D == DType::float16) {
-      words = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    } else {
-      const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
-      words = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
-    }
-    _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(at)), words);
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(first), 16);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(second), 16);
+    words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), _MM_SHUFFLE(3, 1, 2, 0));
   }
+  _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(at)), words);
 }
 
 }  // namespace

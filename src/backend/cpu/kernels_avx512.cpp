@@ -2,7 +2,10 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "gradclip/backend/cpu/kernels.hpp"
@@ -31,6 +34,9 @@ GRADCLIP_INLINE Doubles load(const double* at) {
 }
 GRADCLIP_INLINE Doubles widen(const float* at) {
   return _mm512_cvtps_pd(_mm256_loadu_ps(at));
+}
+GRADCLIP_INLINE void store(float* at, Floats x) {
+  _mm512_storeu_ps(at, x);
 }
 GRADCLIP_INLINE void store(double* at, Doubles x) {
   _mm512_storeu_pd(at, x);
@@ -137,30 +143,46 @@ GRADCLIP_INLINE Doubles zero_for_nonfinite(Doubles x) {
   return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(abs(x), infinity, _CMP_LT_OQ), x);
 }
 
-GRADCLIP_INLINE Words no_words() {
+GRADCLIP_INLINE Words zeros() {
   return _mm512_setzero_si512();
 }
-GRADCLIP_INLINE Words all_words() {
-  return _mm512_set1_epi16(0x7FFF);
+GRADCLIP_INLINE Words all_ones() {
+  return _mm512_set1_epi32(-1);
 }
+GRADCLIP_INLINE Words repeat(std::uint8_t x) {
+  return _mm512_set1_epi8(static_cast<char>(x));
+}
+GRADCLIP_INLINE Words repeat(std::uint16_t x) {
+  return _mm512_set1_epi16(static_cast<short>(x));
+}
+template <DType D>
+GRADCLIP_INLINE Words magnitudes_of(const BitsOf<D>* at) {
+  return _mm512_and_si512(_mm512_loadu_si512(at), repeat(static_cast<BitsOf<D>>(Element<D>::kSign - 1)));
+}
+template <typename Bits>
 GRADCLIP_INLINE Words max(Words a, Words b) {
-  return _mm512_max_epu16(a, b);
+  return sizeof(Bits) == 1 ? _mm512_max_epu8(a, b) : _mm512_max_epu16(a, b);
 }
+template <typename Bits>
 GRADCLIP_INLINE Words min(Words a, Words b) {
-  return _mm512_min_epu16(a, b);
+  return sizeof(Bits) == 1 ? _mm512_min_epu8(a, b) : _mm512_min_epu16(a, b);
 }
-GRADCLIP_INLINE Words word_magnitudes(const std::uint16_t* at) {
-  return _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi16(0x7FFF));
+template <typename Bits>
+GRADCLIP_INLINE Words less_one(Words x) {
+  return sizeof(Bits) == 1 ? _mm512_sub_epi8(x, repeat(Bits{1})) : _mm512_sub_epi16(x, repeat(Bits{1}));
 }
-GRADCLIP_INLINE std::uint16_t reduce_min(Words x) {
-  const __m256i half = _mm256_min_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
-  const __m128i quarter = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  return static_cast<std::uint16_t>(_mm_extract_epi16(_mm_minpos_epu16(quarter), 0));
+GRADCLIP_INLINE std::uint32_t count_equal(Words a, std::uint8_t b) {
+  return static_cast<std::uint32_t>(__builtin_popcountll(_mm512_cmpeq_epi8_mask(a, repeat(b))));
 }
-GRADCLIP_INLINE std::uint16_t reduce_max(Words x) {
-  return static_cast<std::uint16_t>(0xFFFF - reduce_min(_mm512_xor_si512(x, _mm512_set1_epi16(-1))));
+GRADCLIP_INLINE std::uint32_t count_equal(Words a, std::uint16_t b) {
+  return static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmpeq_epi16_mask(a, repeat(b))));
 }
-
+GRADCLIP_INLINE std::uint32_t count_less(Words a, std::uint8_t b) {
+  return static_cast<std::uint32_t>(__builtin_popcountll(_mm512_cmplt_epu8_mask(a, repeat(b))));
+}
+GRADCLIP_INLINE std::uint32_t count_less(Words a, std::uint16_t b) {
+  return static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmplt_epu16_mask(a, repeat(b))));
+}
 GRADCLIP_INLINE __m256i load_words(const std::uint16_t* at) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(at)));
 }
@@ -191,10 +213,28 @@ constexpr WordIndices word_indices(std::size_t first) {
 constexpr WordIndices kLowerHalf = word_indices(0);
 constexpr WordIndices kUpperHalf = word_indices(16);
 
-/// Widens kWordLanes elements.
+/// 16 elements of float8 as float16, and what their values are multiples of: float8_e5m2 is float16's upper half;
+/// float8_e4m3fn has another bias, so that it is 2^8 times its bits' value, subnormals included.
 template <DType D>
-GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
-  if constexpr (D == DType::float16) {
+GRADCLIP_INLINE Floats float8_as_float16(const std::uint8_t* at) {
+  const __m128i elements = _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(at)));
+  const __m256i words = _mm256_cvtepu8_epi16(elements);
+  const __m256i upper = _mm256_slli_epi16(words, 8);
+  if constexpr (D == DType::float8_e5m2) return _mm512_cvtph_ps(upper);
+  const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(0x3F80));
+  const __m256i sign = _mm256_and_si256(upper, _mm256_set1_epi16(static_cast<short>(0x8000)));
+  return _mm512_cvtph_ps(_mm256_or_si256(magnitude, sign));
+}
+
+/// Widens a register of elements. @param scale_inv  of float8
+template <DType D>
+GRADCLIP_INLINE void expand(const BitsOf<D>* at, float scale_inv, float* out) {
+  if constexpr (is_float8(D)) {
+    const Floats unit = broadcast(D == DType::float8_e4m3fn ? 0x1p8F * scale_inv : scale_inv);
+    for (std::size_t i = 0; i < sizeof(Words); i += 16) {
+      _mm512_store_ps(out + i, mul(float8_as_float16<D>(at + i), unit));
+    }
+  } else if constexpr (D == DType::float16) {
     _mm512_store_ps(out, load_element<D>(at));
     _mm512_store_ps(out + 16, load_element<D>(at + 16));
   } else {
@@ -208,37 +248,56 @@ GRADCLIP_INLINE void expand(const std::uint16_t* at, float* out) {
   }
 }
 
-/// x rounded to D, its NaNs canonical, as a vector of the same kind.
+/// 64 bytes looked up: those with one upper half at a time, by their lower halves.
+GRADCLIP_INLINE void look_up_register(const std::uint8_t* from, std::uint8_t* to, const std::uint8_t* table) {
+  const Words x = _mm512_loadu_si512(from);
+  const Words upper = _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(0x0F));
+  const Words lower = _mm512_and_si512(x, _mm512_set1_epi8(0x0F));
+  Words found = zeros();
+#pragma GCC unroll 16
+  for (int half = 0; half < 16; ++half) {
+    const auto* part = static_cast<const __m128i*>(static_cast<const void*>(table + 16 * half));
+    const Words values = _mm512_broadcast_i32x4(_mm_loadu_si128(part));
+    const __mmask64 here = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8(static_cast<char>(half)));
+    found = _mm512_mask_shuffle_epi8(found, here, values, lower);
+  }
+  _mm512_storeu_si512(to, found);
+}
+
+/// x rounded to D, as a vector of the same kind. @pre its NaNs are canonical, or those of an operation on elements of
+/// D: then the addition that rounds to bfloat16 carries nothing out of a NaN's payload, whose lower half is 0.
 template <DType D, typename Vector>
 GRADCLIP_INLINE Vector round_to(Vector x) {
   if constexpr (D == DType::float16) {
-    return _mm512_cvtph_ps(_mm512_cvtps_ph(canonical(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else if constexpr (D == DType::bfloat16) {
-    const __m512i bits =
-        _mm512_castps_si512(canonical(x));  // the addition below would carry a NaN's payload into the sign
+    const __m512i bits = _mm512_castps_si512(x);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), even);
     return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
   } else {
-    return canonical(x);
+    return x;
   }
 }
 
-/// @pre x is representable in D.
-template <DType D, typename Vector>
-GRADCLIP_INLINE void store_element(BitsOf<D>* at, Vector x) {
-  if constexpr (D == DType::float64) {
-    _mm512_storeu_pd(at, x);
-  } else if constexpr (D == DType::float32) {
-    _mm512_storeu_ps(at, x);
+/// The upper words of two vectors of float32 numbers, one after the other: 16 or more are words of the second.
+constexpr WordIndices upper_words() {
+  WordIndices indices{};
+  for (std::size_t j = 0; j < kWordLanes; ++j) indices.of[j] = static_cast<std::uint16_t>(2 * j + 1);
+  return indices;
+}
+constexpr WordIndices kUpperWords = upper_words();
+
+/// Two vectors of numbers that are representable in D, of 16 bits, one after the other.
+template <DType D>
+GRADCLIP_INLINE void store_elements(std::uint16_t* at, Floats first, Floats second) {
+  if constexpr (D == DType::float16) {
+    const __m256i low = _mm512_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256i high = _mm512_cvtps_ph(second, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm512_storeu_si512(at, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   } else {
-    __m256i words;
-    if constexpr (D == DType::float16) {
-      words = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    } else {
-      words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16));
-    }
-    _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(at)), words);
+    const __m512i upper = _mm512_load_si512(kUpperWords.of);
+    _mm512_storeu_si512(at, _mm512_permutex2var_epi16(_mm512_castps_si512(first), upper, _mm512_castps_si512(second)));
   }
 }
 

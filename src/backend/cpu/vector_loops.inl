@@ -82,111 +82,306 @@ GRADCLIP_INLINE double fold_lanes(double* lanes) {
   return fold_vector(load(lanes));
 }
 
-template <DType D, int p>
-GRADCLIP_TARGET SubBlock accumulate(const void* data, std::size_t rows, double scaling) {
+template <typename Bits>
+GRADCLIP_INLINE Bits largest_of(Words x) {
+  Bits all[sizeof(Words) / sizeof(Bits)];
+  std::memcpy(all, &x, sizeof all);
+  return *std::max_element(std::begin(all), std::end(all));
+}
+template <typename Bits>
+GRADCLIP_INLINE Bits smallest_of(Words x) {
+  Bits all[sizeof(Words) / sizeof(Bits)];
+  std::memcpy(all, &x, sizeof all);
+  return *std::min_element(std::begin(all), std::end(all));
+}
+
+/// The lane sums of one sub-block in memory, and the extremes of what went into them.
+template <typename T>
+struct Sums {
+  using Vector = decltype(broadcast(T{}));
+
   alignas(64) double power[kLanes];
   alignas(64) double sum[kLanes];
-  const Doubles scalings = broadcast(scaling);
+  Vector largest, smallest;
+};
+
+template <typename T>
+GRADCLIP_INLINE void clear(Sums<T>& sums) {
+  sums.largest = broadcast(T{0});
+  sums.smallest = broadcast(std::numeric_limits<T>::infinity());
+}
+
+template <typename T>
+GRADCLIP_INLINE SubBlock folded(Sums<T>& sums) {
   SubBlock result;
-  if constexpr (sizeof(BitsOf<D>) == 2) {
-    alignas(64) float wide[kRowBlock * kLanes];
-    const auto* at = static_cast<const std::uint16_t*>(data);
-    Words largest = no_words();
-    Words smallest = all_words();
-    for (std::size_t row = 0; row < rows; row += kRowBlock) {
-      const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
-      for (std::size_t i = 0; i < block * kLanes; i += kWordLanes, at += kWordLanes) {
-        prefetch(at + kPrefetchRows * kLanes);
-        const Words magnitudes = word_magnitudes(at);
-        largest = max(largest, magnitudes);
-        smallest = min(smallest, magnitudes);
-        expand<D>(at, wide + i);
-      }
-      add_rows<p>(wide, block, row == 0, scalings, power, sum);
+  result.power_sum = fold_lanes(sums.power);
+  result.signed_sum = fold_lanes(sums.sum);
+  result.max_abs = static_cast<double>(reduce_max(sums.largest));
+  result.min_abs = static_cast<double>(reduce_min(sums.smallest));
+  return result;
+}
+
+/// The value that `bits` has, for float8 with its scale_inv.
+template <DType D>
+GRADCLIP_INLINE double value_of(BitsOf<D> bits, double scale_inv) {
+  return static_cast<double>(element_value<D>(bits, static_cast<float>(scale_inv)));
+}
+
+/// Narrow types: the extremes from their bits, the sums from numbers that are widened block by block.
+template <DType D, int p>
+GRADCLIP_INLINE SubBlock accumulate_narrow(const void* data, std::size_t rows, double scaling) {
+  using Bits = BitsOf<D>;
+  constexpr std::size_t kAtOnce = sizeof(Words) / sizeof(Bits);
+  alignas(64) double power[kLanes];
+  alignas(64) double sum[kLanes];
+  alignas(64) float wide[kRowBlock * kLanes];
+  const Doubles unscaled = broadcast(1.0);
+  const auto* at = static_cast<const Bits*>(data);
+  Words largest = zeros();
+  Words smallest = all_ones();
+  for (std::size_t row = 0; row < rows; row += kRowBlock) {
+    const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
+    for (std::size_t i = 0; i < block * kLanes; i += kAtOnce, at += kAtOnce) {
+      prefetch(at + kPrefetchRows * kLanes);
+      const Words magnitudes = magnitudes_of<D>(at);
+      largest = max<Bits>(largest, magnitudes);
+      smallest = min<Bits>(smallest, magnitudes);
+      expand<D>(at, static_cast<float>(scaling), wide + i);
     }
-    result.max_abs = static_cast<double>(Element<D>::widen(reduce_max(largest)));
-    result.min_abs = static_cast<double>(Element<D>::widen(reduce_min(smallest)));
-  } else {
-    using T = ComputeOf<D>;
-    const auto* at = static_cast<const T*>(data);
-    auto largest = broadcast(T{0});
-    auto smallest = broadcast(std::numeric_limits<T>::infinity());
-    for (std::size_t row = 0; row < rows; row += kRowBlock) {
-      const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
-      for (std::size_t i = 0; i < block * kLanes; i += kVectorLanes<T>) {
-        prefetch(at + i + kPrefetchRows * kLanes);
-        const auto x = load(at + i);
-        largest = max_abs(largest, x);
-        smallest = min_abs(smallest, x);
-      }
-      add_rows<p>(at, block, row == 0, scalings, power, sum);
-      at += block * kLanes;
-    }
-    result.max_abs = static_cast<double>(reduce_max(largest));
-    result.min_abs = static_cast<double>(reduce_min(smallest));
+    add_rows<p>(wide, block, row == 0, unscaled, power, sum);
   }
+  const Bits most = largest_of<Bits>(largest);
+  SubBlock result;
+  result.max_abs = value_of<D>(most, scaling);
+  result.min_abs = value_of<D>(smallest_of<Bits>(smallest), scaling);
   result.power_sum = fold_lanes(power);
   result.signed_sum = fold_lanes(sum);
+  // float8's NaNs and infinities need not have been widened as such.
+  if (is_float8(D) && most >= Element<D>::kNonfinite) result.signed_sum = std::numeric_limits<double>::quiet_NaN();
   return result;
+}
+
+/// The others: the extremes from the numbers, which are ready.
+template <DType D, int p>
+GRADCLIP_INLINE SubBlock accumulate_wide(const void* data, std::size_t rows, double scaling) {
+  using T = ComputeOf<D>;
+  const Doubles scalings = broadcast(scaling);
+  const auto* at = static_cast<const T*>(data);
+  Sums<T> sums;
+  clear(sums);
+  for (std::size_t row = 0; row < rows; row += kRowBlock) {
+    const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
+    for (std::size_t i = 0; i < block * kLanes; i += kVectorLanes<T>) {
+      prefetch(at + i + kPrefetchRows * kLanes);
+      const auto x = load(at + i);
+      sums.largest = max_abs(sums.largest, x);
+      sums.smallest = min_abs(sums.smallest, x);
+    }
+    add_rows<p>(at, block, row == 0, scalings, sums.power, sums.sum);
+    at += block * kLanes;
+  }
+  return folded(sums);
+}
+
+template <DType D, int p>
+GRADCLIP_TARGET SubBlock accumulate(const void* data, std::size_t rows, double scaling) {
+  if constexpr (sizeof(BitsOf<D>) <= 2) {
+    return accumulate_narrow<D, p>(data, rows, scaling);
+  } else {
+    return accumulate_wide<D, p>(data, rows, scaling);
+  }
+}
+
+/// What a set of factors does to an element, in registers.
+template <DType D>
+struct Steps {
+  using Vector = decltype(broadcast(ComputeOf<D>{}));
+
+  ScaleStep kinds[3];
+  Vector numbers[3];
+  bool zero_nonfinite;
+  Vector only;       ///< if one_product
+  bool one_product;  ///< and nothing else: what most factors come down to
+};
+
+template <DType D>
+GRADCLIP_INLINE Steps<D> steps_of(const ScaleFactors& factors) {
+  using T = ComputeOf<D>;
+  Steps<D> steps;
+  const ScaleStep clip = factors.clip == ClipStep::none ? ScaleStep::none : ScaleStep::multiply;
+  const ScaleStep kinds[3] = {factors.steps[0], factors.steps[1], clip};
+  const double numbers[3] = {factors.numbers[0], factors.numbers[1], factors.coefficient};
+  int products = 0, others = factors.zero_nonfinite ? 1 : 0;
+  for (int i = 0; i < 3; ++i) {
+    steps.kinds[i] = kinds[i];
+    steps.numbers[i] =
+        broadcast(numbers[i] != numbers[i] ? std::numeric_limits<T>::quiet_NaN() : static_cast<T>(numbers[i]));
+    products += kinds[i] == ScaleStep::multiply ? 1 : 0;
+    others += kinds[i] == ScaleStep::divide ? 1 : 0;
+    if (kinds[i] == ScaleStep::multiply) steps.only = steps.numbers[i];
+  }
+  steps.zero_nonfinite = factors.zero_nonfinite;
+  steps.one_product = products == 1 && others == 0;
+  return steps;
+}
+
+/// Whether a NaN has to become the canonical one: where it is stored. Where it only spoils a sum, any will do.
+enum class Nan : std::uint8_t { any, canonical };
+
+template <DType D, Nan kNan, typename Vector>
+GRADCLIP_INLINE Vector round_step(Vector x) {
+  return round_to<D>(kNan == Nan::canonical ? canonical(x) : x);
+}
+
+template <DType D, Nan kNan, typename Vector>
+GRADCLIP_INLINE Vector scale_step_of(Vector x, ScaleStep step, Vector number) {
+  if (step == ScaleStep::divide) return round_step<D, kNan>(div(x, number));
+  if (step == ScaleStep::multiply) return round_step<D, kNan>(mul(x, number));
+  return x;
+}
+
+template <DType D, Nan kNan, bool kOneProduct, typename Vector>
+GRADCLIP_INLINE Vector scaled(Vector x, const Steps<D>& steps) {
+  if constexpr (kOneProduct) return round_step<D, kNan>(mul(x, steps.only));
+  x = scale_step_of<D, kNan>(x, steps.kinds[0], steps.numbers[0]);
+  x = scale_step_of<D, kNan>(x, steps.kinds[1], steps.numbers[1]);
+  if (steps.zero_nonfinite) x = zero_for_nonfinite(x);
+  return scale_step_of<D, kNan>(x, steps.kinds[2], steps.numbers[2]);
+}
+
+/// `count` elements scaled, as numbers.
+template <DType D, bool kOneProduct, typename T>
+GRADCLIP_INLINE void scale_block(const BitsOf<D>* at, std::size_t count, const Steps<D>& steps, T* wide,
+                                 Sums<T>& sums) {
+  for (std::size_t i = 0; i < count; i += kVectorLanes<T>) {
+    prefetch(at + i + kPrefetchRows * kLanes);
+    const auto x = scaled<D, Nan::any, kOneProduct>(load_element<D>(at + i), steps);
+    sums.largest = max_abs(sums.largest, x);
+    sums.smallest = min_abs(sums.smallest, x);
+    store(wide + i, x);
+  }
+}
+
+template <DType D, int p>
+GRADCLIP_TARGET SubBlock accumulate_scaled(const void* data, std::size_t rows, const ScaleFactors& factors,
+                                           double scaling) {
+  using T = ComputeOf<D>;
+  alignas(64) T wide[kRowBlock * kLanes];
+  const auto* at = static_cast<const BitsOf<D>*>(data);
+  const Steps<D> steps = steps_of<D>(factors);
+  const Doubles scalings = broadcast(scaling);
+  Sums<T> sums;
+  clear(sums);
+  for (std::size_t row = 0; row < rows; row += kRowBlock) {
+    const std::size_t block = rows - row < kRowBlock ? rows - row : kRowBlock;
+    if (steps.one_product) {
+      scale_block<D, true>(at, block * kLanes, steps, wide, sums);
+    } else {
+      scale_block<D, false>(at, block * kLanes, steps, wide, sums);
+    }
+    add_rows<p>(wide, block, row == 0, scalings, sums.power, sums.sum);
+    at += block * kLanes;
+  }
+  return folded(sums);
 }
 
 template <DType D>
 GRADCLIP_TARGET SmallElements count_small(const void* data, std::size_t rows) {
-  using T = ComputeOf<D>;
   const auto* at = static_cast<const BitsOf<D>*>(data);
-  const auto zero = broadcast(T{0});
-  const auto normal = broadcast(Element<D>::widen(Element<D>::kSmallestNormal));
-  auto smallest = broadcast(std::numeric_limits<T>::infinity());
   std::uint32_t zeros = 0;
   std::uint32_t below_normal = 0;
-  for (std::size_t i = 0; i < rows * kLanes; i += kVectorLanes<T>) {
-    const auto x = abs(load_element<D>(at + i));
-    zeros += count_equal(x, zero);
-    below_normal += count_less(x, normal);
-    smallest = min_abs(smallest, infinity_for_zero(x));
+  if constexpr (sizeof(BitsOf<D>) <= 2) {
+    using Bits = BitsOf<D>;
+    Words smallest = all_ones();
+    for (std::size_t i = 0; i < rows * kLanes; i += sizeof(Words) / sizeof(Bits)) {
+      const Words x = magnitudes_of<D>(at + i);
+      zeros += count_equal(x, Bits{0});
+      below_normal += count_less(x, Element<D>::kSmallestNormal);
+      smallest = min<Bits>(smallest, less_one<Bits>(x));  // a zero becomes the largest
+    }
+    const auto nonzero = static_cast<Bits>(smallest_of<Bits>(smallest) + 1);
+    return {zeros, below_normal - zeros,
+            nonzero == 0 ? std::numeric_limits<double>::infinity() : static_cast<double>(Element<D>::widen(nonzero))};
+  } else {
+    using T = ComputeOf<D>;
+    const auto zero = broadcast(T{0});
+    const auto normal = broadcast(Element<D>::widen(Element<D>::kSmallestNormal));
+    auto smallest = broadcast(std::numeric_limits<T>::infinity());
+    for (std::size_t i = 0; i < rows * kLanes; i += kVectorLanes<T>) {
+      const auto x = abs(load_element<D>(at + i));
+      zeros += count_equal(x, zero);
+      below_normal += count_less(x, normal);
+      smallest = min_abs(smallest, infinity_for_zero(x));
+    }
+    return {zeros, below_normal - zeros, static_cast<double>(reduce_min(smallest))};
   }
-  return {zeros, below_normal - zeros, static_cast<double>(reduce_min(smallest))};
 }
 
-template <DType D, typename Vector>
-GRADCLIP_INLINE Vector scale_step_of(Vector x, ScaleStep step, Vector number) {
-  if (step == ScaleStep::divide) return round_to<D>(div(x, number));
-  if (step == ScaleStep::multiply) return round_to<D>(mul(x, number));
-  return x;
+GRADCLIP_INLINE float* floating(std::uint32_t* at) {
+  return static_cast<float*>(static_cast<void*>(at));
+}
+GRADCLIP_INLINE double* floating(std::uint64_t* at) {
+  return static_cast<double*>(static_cast<void*>(at));
+}
+
+/// @return how many elements: all but what fills no register.
+template <DType D, bool kOneProduct>
+GRADCLIP_INLINE std::size_t scale_vectors(const BitsOf<D>* source, BitsOf<D>* target, std::size_t count,
+                                          const Steps<D>& steps) {
+  constexpr std::size_t kStored = sizeof(Words) / sizeof(BitsOf<D>);  // at once: a whole register
+  std::size_t i = 0;
+  for (; i + kStored <= count; i += kStored) {
+    prefetch(source + i + kPrefetchRows * kLanes);
+    const auto x = scaled<D, Nan::canonical, kOneProduct>(load_element<D>(source + i), steps);
+    if constexpr (sizeof(BitsOf<D>) == 2) {
+      const auto next = load_element<D>(source + i + kStored / 2);
+      store_elements<D>(target + i, x, scaled<D, Nan::canonical, kOneProduct>(next, steps));
+    } else {
+      store(floating(target) + i, x);
+    }
+  }
+  return i;
 }
 
 template <DType D>
 GRADCLIP_TARGET void scale(const void* from, void* to, std::size_t count, const ScaleFactors& factors) {
-  using T = ComputeOf<D>;
   const auto* source = static_cast<const BitsOf<D>*>(from);
   auto* target = static_cast<BitsOf<D>*>(to);
-  const auto first = broadcast(static_cast<T>(factors.numbers[0]));
-  const auto second = broadcast(static_cast<T>(factors.numbers[1]));
-  const auto coefficient = broadcast(static_cast<T>(factors.coefficient));
-  const ScaleStep clip = factors.clip == ClipStep::none ? ScaleStep::none : ScaleStep::multiply;
-  std::size_t i = 0;
-  for (; i + kVectorLanes<T> <= count; i += kVectorLanes<T>) {
-    auto x = load_element<D>(source + i);
-    x = scale_step_of<D>(x, factors.steps[0], first);
-    x = scale_step_of<D>(x, factors.steps[1], second);
-    if (factors.zero_nonfinite) x = zero_for_nonfinite(x);
-    x = scale_step_of<D>(x, clip, coefficient);
-    store_element<D>(target + i, x);
-  }
+  const Steps<D> steps = steps_of<D>(factors);
+  std::size_t i = steps.one_product ? scale_vectors<D, true>(source, target, count, steps)
+                                    : scale_vectors<D, false>(source, target, count, steps);
   for (; i < count; ++i) target[i] = scale_element<D>(source[i], factors);
+}
+
+GRADCLIP_TARGET void look_up(const std::uint8_t* from, std::uint8_t* to, std::size_t count, const std::uint8_t* table) {
+  std::size_t i = 0;
+  for (; i + sizeof(Words) <= count; i += sizeof(Words)) {
+    prefetch(from + i + kPrefetchRows * kLanes);
+    look_up_register(from + i, to + i, table);
+  }
+  for (; i < count; ++i) to[i] = table[from[i]];
 }
 
 template <DType D>
 constexpr std::array<Accumulate, kVectorPowers> powers() {
   return {accumulate<D, 0>, accumulate<D, 1>, accumulate<D, 2>, accumulate<D, 3>, accumulate<D, 4>};
 }
+template <DType D>
+constexpr std::array<AccumulateScaled, kVectorPowers> scaled_powers() {
+  return {accumulate_scaled<D, 0>, accumulate_scaled<D, 1>, accumulate_scaled<D, 2>, accumulate_scaled<D, 3>,
+          accumulate_scaled<D, 4>};
+}
 
 constexpr Kernels vector_kernels(std::string_view name) {
+  using enum DType;
   return {name,
-          {powers<DType::float64>(), powers<DType::float32>(), powers<DType::float16>(), powers<DType::bfloat16>()},
-          {count_small<DType::float64>, count_small<DType::float32>, count_small<DType::float16>,
-           count_small<DType::bfloat16>},
-          {scale<DType::float64>, scale<DType::float32>, scale<DType::float16>, scale<DType::bfloat16>}};
+          {powers<float64>(), powers<float32>(), powers<float16>(), powers<bfloat16>(), powers<float8_e4m3fn>(),
+           powers<float8_e5m2>()},
+          {scaled_powers<float64>(), scaled_powers<float32>(), scaled_powers<float16>(), scaled_powers<bfloat16>()},
+          {count_small<float64>, count_small<float32>, count_small<float16>, count_small<bfloat16>,
+           count_small<float8_e4m3fn>, count_small<float8_e5m2>},
+          {scale<float64>, scale<float32>, scale<float16>, scale<bfloat16>},
+          look_up};
 }
 
 }  // namespace

@@ -7,13 +7,16 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "gradclip/backend/cuda/kernels.hpp"
 #include "gradclip/backend/reduction.hpp"
+#include "gradclip/base/divisions.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/cuda_runtime/cuda_runtime.hpp"
 
@@ -291,18 +294,23 @@ class CudaBackend final : public Backend {
     std::stable_sort(order.begin(), order.end(),
                      [&](std::uint32_t a, std::uint32_t b) { return table.chunks[a].dtype < table.chunks[b].dtype; });
     std::vector<cuda::DeviceChunk> chunks;
+    std::vector<ScaleFactors> factors;  // of each type that they scale
+    std::map<std::pair<DType, std::uint32_t>, std::uint32_t> place_of;
     std::vector<std::byte*> sorted_targets;
     std::array<std::uint32_t, kDTypeCount> count_of_type{};
     for (const std::uint32_t i : order) {
       const Chunk& chunk = table.chunks[i];
-      static_cast<void>(checked_factors(table, chunk));
-      chunks.push_back({chunk.data, chunk.count, chunk.factors, i, 0});
+      const ScaleFactors& given = checked_factors(table, chunk);
+      const auto [place, added] =
+          place_of.try_emplace({chunk.dtype, chunk.factors}, static_cast<std::uint32_t>(factors.size()));
+      if (added) factors.push_back(without_divisions(chunk.dtype, given));
+      chunks.push_back({chunk.data, chunk.count, place->second, i, 0});
       if (!targets.empty()) sorted_targets.push_back(targets[i]);
       ++count_of_type[static_cast<std::size_t>(chunk.dtype)];
     }
     TableBytes bytes;
     const std::size_t chunks_at = bytes.add(std::span<const cuda::DeviceChunk>(chunks));
-    const std::size_t factors_at = bytes.add(table.factors);
+    const std::size_t factors_at = bytes.add(std::span<const ScaleFactors>(factors));
     const std::size_t targets_at = bytes.add(std::span<std::byte* const>(sorted_targets));
     DeviceTableBuffer buffer(*this, bytes);
     Lane* lane = buffer.lane;

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, kAnyOccupancy) scale_kern
   constexpr int kCount = kVectorBytes / static_cast<int>(sizeof(BitsOf<D>));
   constexpr int kUnrolled = kCount < 8 ? 8 / kCount : 1;
   const DeviceChunk chunk = table.chunks[blockIdx.x];
-  const ScaleFactors factors = without_divisions<D>(table.factors[chunk.factors]);
+  const ScaleFactors factors = table.factors[chunk.factors];
   BitsOf<D>* data = global(reinterpret_cast<BitsOf<D>*>(chunk.data));
   const int count = static_cast<int>(chunk.count);
   const int head = head_of(data, count);

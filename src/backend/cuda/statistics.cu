@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(Geometry<D, T>::kBlock, kAnyOccupancy)
   __shared__ std::uint8_t scaled_float8[is_float8(D) ? 256 : 1];
 
   const DeviceChunk chunk = table.chunks[blockIdx.x];
-  const ScaleFactors factors = without_divisions<D>(table.factors[chunk.factors]);
+  const ScaleFactors factors = table.factors[chunk.factors];
   const bool changes = changes_bits(factors);
   const Scaling<D> scaling(factors, scaled_float8);
   const int sub_block = static_cast<int>(threadIdx.x) / kThreads;
