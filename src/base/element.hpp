@@ -14,6 +14,13 @@
 #define GRADCLIP_HOST_DEVICE inline
 #endif
 
+/// Keeps an array that a loop goes through in a device's registers.
+#if defined(__CUDA_ARCH__)
+#define GRADCLIP_UNROLL _Pragma("unroll")
+#else
+#define GRADCLIP_UNROLL
+#endif
+
 namespace gradclip {
 
 /// How a step of the scaling works on an element.
@@ -113,11 +120,19 @@ struct NarrowElement {
     const std::uint32_t magnitude = bits & static_cast<std::uint32_t>(kSign - 1u);
     const std::uint32_t sign = (bits & std::uint32_t{kSign}) << (31 - exponent_bits - mantissa_bits);
     if (magnitude >= kNan) return bits_as<float>(kFloatNan);
-    if (magnitude >= kNonfinite) return bits_as<float>(sign | kFloatInfinity);
+    if (kRebias != 0 && magnitude >= kNonfinite) return bits_as<float>(sign | kFloatInfinity);
     if (kRebias != 0 && magnitude < kSmallestNormal) {
       return bits_as<float>(sign | bits_as<std::uint32_t>(static_cast<float>(magnitude) * smallest_subnormal()));
     }
     return bits_as<float>(sign | ((magnitude << kShift) + kRebias));
+  }
+
+  /// The same of a finite element that lies in the upper bits of a word, whatever is below it, with no branch.
+  static GRADCLIP_HOST_DEVICE float widen_finite(std::uint32_t upper) {
+    constexpr std::uint32_t kMagnitude = (std::uint32_t{kSign} - 1u) << (31 - exponent_bits - mantissa_bits);
+    const std::uint32_t bits = (upper & kFloatSign) | ((upper & kMagnitude) >> (8 - exponent_bits));
+    // Subnormals of the type are subnormals of float32 here, too, so that one product is right for all.
+    return kRebias == 0 ? bits_as<float>(bits) : bits_as<float>(bits) * bits_as<float>((254u - kBias) << 23);
   }
 
   static GRADCLIP_HOST_DEVICE Bits round(float x) {
@@ -132,7 +147,7 @@ struct NarrowElement {
       const std::uint32_t even = (wide >> kShift) & 1u;
       magnitude = (wide - kRebias + (1u << (kShift - 1)) - 1u + even) >> kShift;
     }
-    if (magnitude >= kNonfinite)
+    if (kRebias != 0 && magnitude >= kNonfinite)
       return static_cast<Bits>(has_infinity ? sign | kNonfinite : std::uint32_t{kCanonicalNan});
     return static_cast<Bits>(sign | magnitude);
   }
@@ -220,14 +235,40 @@ GRADCLIP_HOST_DEVICE BitsOf<D> clip_step(BitsOf<D> bits, ClipStep clip, double c
   return Element<D>::round(x * static_cast<ComputeOf<D>>(coefficient));
 }
 
-/// A stored element scaled and clipped: the stored element that replaces it. For float8 these are the stored numbers;
-/// scale_inv plays no part.
+/// Stored elements scaled and clipped, in place, a step for all of them after the other, so that what the steps are is
+/// asked once. For float8 these are the stored numbers; scale_inv plays no part.
+template <DType D, int kCount>
+GRADCLIP_HOST_DEVICE void scale_elements(BitsOf<D> (&elements)[kCount], const ScaleFactors& factors) {
+  const auto each = [&](auto function) {
+    GRADCLIP_UNROLL
+    for (int i = 0; i < kCount; ++i) elements[i] = function(elements[i]);
+  };
+  GRADCLIP_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const double number = factors.numbers[i];
+    if (factors.steps[i] == ScaleStep::multiply) {
+      each([=](BitsOf<D> bits) { return scale_step<D>(bits, ScaleStep::multiply, number); });
+    } else if (factors.steps[i] == ScaleStep::divide) {
+      each([=](BitsOf<D> bits) { return scale_step<D>(bits, ScaleStep::divide, number); });
+    }
+  }
+  if (factors.zero_nonfinite) {
+    each([](BitsOf<D> bits) { return is_finite<D>(bits) ? bits : BitsOf<D>{0}; });
+  }
+  const double coefficient = factors.coefficient;
+  if (factors.clip == ClipStep::in_gradient_precision) {
+    each([=](BitsOf<D> bits) { return clip_step<D>(bits, ClipStep::in_gradient_precision, coefficient); });
+  } else if (factors.clip == ClipStep::in_float64) {
+    each([=](BitsOf<D> bits) { return clip_step<D>(bits, ClipStep::in_float64, coefficient); });
+  }
+}
+
+/// The stored element that replaces one.
 template <DType D>
 GRADCLIP_HOST_DEVICE BitsOf<D> scale_element(BitsOf<D> bits, const ScaleFactors& factors) {
-  BitsOf<D> result = scale_step<D>(bits, factors.steps[0], factors.numbers[0]);
-  result = scale_step<D>(result, factors.steps[1], factors.numbers[1]);
-  if (factors.zero_nonfinite && !is_finite<D>(result)) result = 0;
-  return clip_step<D>(result, factors.clip, factors.coefficient);
+  BitsOf<D> element[1] = {bits};
+  scale_elements<D>(element, factors);
+  return element[0];
 }
 
 /// What a stored element (already scaled) is worth: exact, and for float8 float32(stored × scale_inv).

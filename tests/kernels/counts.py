@@ -7,7 +7,7 @@ from ptx import SIZES, TYPES
 from ptx_thread import Memory, run_block
 
 VECTOR_BYTES, LANES = 16, 64
-DIVIDE, CLIP_IN_GRADIENT_PRECISION = 1, 1
+DIVIDE, MULTIPLY, CLIP_IN_GRADIENT_PRECISION = 1, 2, 1
 
 
 def elements_of(dtype, count):
@@ -26,10 +26,18 @@ def elements_of(dtype, count):
     return bytes(data)
 
 
-def factors_of(divisor=None, coefficient=None):
+def factors_of(divisor=None, coefficient=None, multiplier=None):
     """ScaleFactors as the device has it."""
-    return struct.pack("<4dfBBBBB7x", divisor or 1.0, 1.0, coefficient or 1.0, 1.0, 1.0, DIVIDE if divisor else 0, 0,
+    step = DIVIDE if divisor else MULTIPLY if multiplier else 0
+    return struct.pack("<4dfBBBBB7x", divisor or multiplier or 1.0, 1.0, coefficient or 1.0, 1.0, 1.0, step, 0,
                        CLIP_IN_GRADIENT_PRECISION if coefficient else 0, 0, 0)
+
+
+def as_given(dtype, divisor=None, **others):
+    """Factors as the backend gives them to a kernel: of 16 bits mostly with a reciprocal (src/base/divisions.hpp)."""
+    if divisor and SIZES[dtype] == 2:
+        return factors_of(multiplier=1.0 / divisor, **others)
+    return factors_of(divisor=divisor, **others)
 
 
 class Execution:
@@ -80,7 +88,7 @@ def table(functions):
         cells = []
         for kernel, terms, _, factors in CASES:
             title = f"{kernel}<{dtype}{', ' + terms if terms else ''}>"
-            executed = per_element(titles[title], factors_of(**factors))
+            executed = per_element(titles[title], as_given(dtype, **factors))
             wide = sum(number for opcode, number in executed.items()
                        if opcode.endswith(".f64") and opcode.split(".")[0] in ("add", "sub", "mul", "div", "fma"))
             branches = sum(number for opcode, number in executed.items() if opcode.startswith("bra"))

@@ -204,6 +204,26 @@ struct Steps {
   bool one_product;  ///< and nothing else: what most factors come down to
 };
 
+/// A factor's number in every lane; a NaN as the canonical one.
+template <typename T>
+GRADCLIP_INLINE auto factor_vector(double number) {
+  return broadcast(number != number ? std::numeric_limits<T>::quiet_NaN() : static_cast<T>(number));
+}
+
+/// Whether scaling comes down to one product: which.
+inline bool is_one_product(const ScaleFactors& factors, double* number) {
+  const ScaleStep clip = factors.clip == ClipStep::none ? ScaleStep::none : ScaleStep::multiply;
+  const ScaleStep kinds[3] = {factors.steps[0], factors.steps[1], clip};
+  const double numbers[3] = {factors.numbers[0], factors.numbers[1], factors.coefficient};
+  int products = 0, divisions = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (kinds[i] == ScaleStep::multiply) *number = numbers[i];
+    products += kinds[i] == ScaleStep::multiply ? 1 : 0;
+    divisions += kinds[i] == ScaleStep::divide ? 1 : 0;
+  }
+  return products == 1 && divisions == 0 && !factors.zero_nonfinite;
+}
+
 template <DType D>
 GRADCLIP_INLINE Steps<D> steps_of(const ScaleFactors& factors) {
   using T = ComputeOf<D>;
@@ -211,17 +231,14 @@ GRADCLIP_INLINE Steps<D> steps_of(const ScaleFactors& factors) {
   const ScaleStep clip = factors.clip == ClipStep::none ? ScaleStep::none : ScaleStep::multiply;
   const ScaleStep kinds[3] = {factors.steps[0], factors.steps[1], clip};
   const double numbers[3] = {factors.numbers[0], factors.numbers[1], factors.coefficient};
-  int products = 0, others = factors.zero_nonfinite ? 1 : 0;
   for (int i = 0; i < 3; ++i) {
     steps.kinds[i] = kinds[i];
-    steps.numbers[i] =
-        broadcast(numbers[i] != numbers[i] ? std::numeric_limits<T>::quiet_NaN() : static_cast<T>(numbers[i]));
-    products += kinds[i] == ScaleStep::multiply ? 1 : 0;
-    others += kinds[i] == ScaleStep::divide ? 1 : 0;
-    if (kinds[i] == ScaleStep::multiply) steps.only = steps.numbers[i];
+    steps.numbers[i] = factor_vector<T>(numbers[i]);
   }
   steps.zero_nonfinite = factors.zero_nonfinite;
-  steps.one_product = products == 1 && others == 0;
+  double only = 1.0;
+  steps.one_product = is_one_product(factors, &only);
+  steps.only = factor_vector<T>(only);
   return steps;
 }
 

@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, kAnyOccupancy) scale_kern
       count, head, (count - head) / kCount,
       [&](int i) {
         auto vector = load_vector<BitsOf<D>, kCount>(data + i);
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) vector.element[j] = scale_element<D>(vector.element[j], factors);
+        scale_elements<D>(vector.element, factors);
         store_vector(data + i, vector);
       },
       [&](int i) { *global(data + i) = scale_element<D>(load_element(data + i), factors); });

@@ -6,6 +6,7 @@
 // float8, 128, 256 and 512 for wider types. Nothing here depends on the device, and no floating-point number goes
 // through an atomic.
 
+#include "gradclip/backend/cuda/magnitudes.hpp"
 #include "gradclip/backend/cuda/vectors.hpp"
 #include "gradclip/backend/reduction.hpp"
 #include "gradclip/backend/term.hpp"
@@ -29,11 +30,6 @@ struct Geometry {
   static_assert(kThreads <= static_cast<int>(kWarp) && kBlock % static_cast<int>(kWarp) == 0);
 };
 
-/// Subnormals are common in gradients of these types, so they are counted at once; in the others any magnitude that
-/// small makes a thread go over its elements again.
-template <DType D>
-constexpr bool kCountsSubnormals = is_float8(D) || D == DType::float16;
-
 /// A stored element after scaling. float8 has 256 elements: they are scaled once and looked up.
 template <DType D>
 class Scaling {
@@ -49,6 +45,16 @@ class Scaling {
   [[nodiscard]] __device__ __forceinline__ BitsOf<D> of(BitsOf<D> bits) const {
     if constexpr (is_float8(D)) return table_[bits];
     return scale_element<D>(bits, factors_);
+  }
+  template <int kCount>
+  [[nodiscard]] __device__ __forceinline__ Vector<BitsOf<D>, kCount> of(Vector<BitsOf<D>, kCount> vector) const {
+    if constexpr (is_float8(D)) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) vector.element[i] = of(vector.element[i]);
+    } else {
+      scale_elements<D>(vector.element, factors_);
+    }
+    return vector;
   }
 
  private:
@@ -94,23 +100,8 @@ struct Owned {
     return bits_as<ComputeOf<D>>(Element<kWide>::kNonfinite);
   }
 
-  /// Takes an element that is already scaled. `kTrusting` leaves NaN and infinities to be found in the sums, which they
-  /// spoil, and rare subnormals in `smallest`; else the block's totals count them.
-  template <bool kTrusting, typename Totals>
-  __device__ __forceinline__ void take(int slot, BitsOf<D> bits, unsigned position, float scale_inv, const Term& term,
-                                       bool terms, Totals& totals) {
-    const ComputeOf<D> value = element_value<D>(bits, scale_inv);
-    const ComputeOf<D> magnitude = value < 0 ? -value : value;
-    if (!kTrusting && !(magnitude < infinity())) {
-      atomicAdd(value > 0 ? &totals.posinf : (value < 0 ? &totals.neginf : &totals.nan), 1u);
-      atomicMin(&totals.first_nonfinite, position);
-      return;
-    }
-    const bool zero = magnitude == 0;
-    zeros += zero;
-    if (kCountsSubnormals<D> || !kTrusting) subnormals += !zero && is_subnormal<D>(bits);
-    largest = magnitude > largest ? magnitude : largest;
-    smallest = !zero && magnitude < smallest ? magnitude : smallest;
+  /// Adds a finite value to a lane's sums.
+  __device__ __forceinline__ void add(int slot, ComputeOf<D> value, const Term& term, bool terms) {
     double scaled = static_cast<double>(value);
     if (D == DType::float64 || T == Terms::general) scaled *= term.scaling;
     sum[slot] += scaled;
@@ -125,13 +116,31 @@ struct Owned {
     }
   }
 
-  /// Whether a trusting pass met what it does not count.
-  [[nodiscard]] __device__ __forceinline__ bool doubtful() const {
+  /// Takes an element that is already scaled; NaN and infinities go to the block's totals.
+  template <typename Totals>
+  __device__ __forceinline__ void take(int slot, BitsOf<D> bits, unsigned position, float scale_inv, const Term& term,
+                                       bool terms, Totals& totals) {
+    const ComputeOf<D> value = element_value<D>(bits, scale_inv);
+    const ComputeOf<D> magnitude = value < 0 ? -value : value;
+    if (!(magnitude < infinity())) {
+      atomicAdd(value > 0 ? &totals.posinf : (value < 0 ? &totals.neginf : &totals.nan), 1u);
+      atomicMin(&totals.first_nonfinite, position);
+      return;
+    }
+    const bool zero = magnitude == 0;
+    zeros += zero;
+    subnormals += !zero && is_subnormal<D>(bits);
+    largest = magnitude > largest ? magnitude : largest;
+    smallest = !zero && magnitude < smallest ? magnitude : smallest;
+    add(slot, value, term, terms);
+  }
+
+  /// Whether a NaN or an infinity has spoiled the sums.
+  [[nodiscard]] __device__ __forceinline__ bool spoiled() const {
     double all = 0.0;
 #pragma unroll
     for (int slot = 0; slot < kOwned; ++slot) all += sum[slot] - sum[slot];  // NaN unless finite
-    const bool small = !kCountsSubnormals<D> && smallest < Element<D>::widen(Element<D>::kSmallestNormal);
-    return all != all || small;
+    return all != all;
   }
 
   /// Brings slot 1 to slot 0, and so on: after kOwned calls all are in place again.
@@ -156,24 +165,106 @@ struct Share {
   unsigned position;      ///< of the sub-block in the chunk
 };
 
-/// The whole rows of a share, in vectors. Returns how many.
-template <DType D, Terms T, bool kScaled, typename Totals>
+/// The value of a finite element in a word.
+template <DType D>
+__device__ __forceinline__ float finite_value(unsigned word, int part, float scale_inv) {
+  if constexpr (D == DType::float32) {
+    return bits_as<float>(word);
+  } else {
+    constexpr int kWidth = 8 * static_cast<int>(sizeof(BitsOf<D>));
+    const float value = Element<D>::widen_finite(word << (32 - kWidth * (part + 1)));
+    return is_float8(D) ? value * scale_inv : value;
+  }
+}
+
+/// Whether float8's values are distinct, ordered and finite as its elements are, which only an unusual scale_inv
+/// changes.
+template <DType D>
+__device__ __forceinline__ bool keeps_order(float scale_inv) {
+  if constexpr (is_float8(D)) {
+    const float smallest = element_value<D>(BitsOf<D>{1}, scale_inv);
+    const float largest = element_value<D>(static_cast<BitsOf<D>>(Element<D>::kNonfinite - 1), scale_inv);
+    constexpr std::uint32_t kNormal = Element<DType::float32>::kSmallestNormal;
+    return smallest >= bits_as<float>(kNormal) && largest < bits_as<float>(Element<DType::float32>::kNonfinite);
+  } else {
+    return true;
+  }
+}
+
+/// The whole rows of a share, in vectors, as if all elements were finite. Returns how many rows, or -1 if they have to
+/// be gone over once more: NaN and infinities, which the sums or the largest magnitude show, or rare subnormals.
+template <DType D, Terms T, bool kScaled>
 __device__ __forceinline__ int take_vectors(Owned<D, T>& owned, const Share<D>& share, const Scaling<D>& scaling,
-                                            float scale_inv, const Term& term, Totals& totals) {
+                                            float scale_inv, const Term& term) {
   constexpr int kRow = static_cast<int>(kLanes);
   constexpr int kOwned = Geometry<D, T>::kOwned;
+  constexpr int kParts = WordMagnitudes<D>::kParts;
+  constexpr int kWords = kOwned / kParts;
   [[maybe_unused]] constexpr int kUnrolled = kScaled ? 1 : Geometry<D, T>::kUnrolled;
+  const int rows = share.count / kRow;
+  WordMagnitudes<D> magnitudes;
+#pragma unroll kUnrolled
+  for (int row = 0; row < rows; ++row) {
+    auto vector = load_vector<BitsOf<D>, kOwned>(share.data + row * kRow + share.lane);
+    if constexpr (kScaled) vector = scaling.of(vector);
+    const auto words = bits_as<Vector<unsigned, kWords>>(vector);
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      magnitudes.take(words.element[word]);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        owned.add(word * kParts + part, finite_value<D>(words.element[word], part, scale_inv), term, true);
+      }
+    }
+  }
+  const unsigned largest = magnitudes.largest(), smallest = magnitudes.smallest();
+  const bool has_small = !kCountsSubnormals<D> && smallest < Element<D>::kSmallestNormal;
+  if (largest >= Element<D>::kNonfinite || has_small || !keeps_order<D>(scale_inv) || owned.spoiled()) return -1;
+  owned.zeros = magnitudes.zeros();
+  owned.subnormals = magnitudes.subnormals();
+  owned.largest = element_value<D>(static_cast<BitsOf<D>>(largest), scale_inv);
+  if (smallest < Element<D>::kNonfinite) {
+    owned.smallest = element_value<D>(static_cast<BitsOf<D>>(smallest), scale_inv);
+  }
+  return rows;
+}
+
+/// The same for float64, whose numbers are compared as such.
+template <Terms T, bool kScaled>
+__device__ __forceinline__ int take_doubles(Owned<DType::float64, T>& owned, const Share<DType::float64>& share,
+                                            const Scaling<DType::float64>& scaling, const Term& term) {
+  constexpr DType kType = DType::float64;
+  constexpr int kRow = static_cast<int>(kLanes);
+  constexpr int kOwned = Geometry<kType, T>::kOwned;
+  [[maybe_unused]] constexpr int kUnrolled = kScaled ? 1 : Geometry<kType, T>::kUnrolled;
   const int rows = share.count / kRow;
 #pragma unroll kUnrolled
   for (int row = 0; row < rows; ++row) {
-    const auto vector = load_vector<BitsOf<D>, kOwned>(share.data + row * kRow + share.lane);
+    auto vector = load_vector<BitsOf<kType>, kOwned>(share.data + row * kRow + share.lane);
+    if constexpr (kScaled) vector = scaling.of(vector);
 #pragma unroll
     for (int slot = 0; slot < kOwned; ++slot) {
-      const BitsOf<D> bits = kScaled ? scaling.of(vector.element[slot]) : vector.element[slot];
-      owned.template take<true>(slot, bits, 0, scale_inv, term, true, totals);
+      const double value = bits_as<double>(vector.element[slot]);
+      const double magnitude = value < 0 ? -value : value;
+      const bool zero = magnitude == 0;
+      owned.zeros += zero;
+      owned.largest = magnitude > owned.largest ? magnitude : owned.largest;
+      owned.smallest = !zero && magnitude < owned.smallest ? magnitude : owned.smallest;
+      owned.add(slot, value, term, true);
     }
   }
-  return rows;
+  const bool has_small = owned.smallest < bits_as<double>(Element<kType>::kSmallestNormal);
+  return has_small || owned.spoiled() ? -1 : rows;
+}
+
+template <DType D, Terms T, bool kScaled>
+__device__ __forceinline__ int take_rows(Owned<D, T>& owned, const Share<D>& share, const Scaling<D>& scaling,
+                                         float scale_inv, const Term& term) {
+  if constexpr (D == DType::float64) {
+    return take_doubles<T, kScaled>(owned, share, scaling, term);
+  } else {
+    return take_vectors<D, T, kScaled>(owned, share, scaling, scale_inv, term);
+  }
 }
 
 /// Goes over a share, row by row.
@@ -184,10 +275,12 @@ __device__ __forceinline__ void gather(Owned<D, T>& owned, const Share<D>& share
   constexpr int kRow = static_cast<int>(kLanes);
   owned.clear();
   int row = 0;
-  if (T != Terms::general && is_aligned(share.data)) {
-    row = changes ? take_vectors<D, T, true>(owned, share, scaling, scale_inv, term, totals)
-                  : take_vectors<D, T, false>(owned, share, scaling, scale_inv, term, totals);
-    if (owned.doubtful()) {
+  if constexpr (T != Terms::general) {
+    if (is_aligned(share.data)) {
+      row = changes ? take_rows<D, T, true>(owned, share, scaling, scale_inv, term)
+                    : take_rows<D, T, false>(owned, share, scaling, scale_inv, term);
+    }
+    if (row < 0) {
       owned.clear();
       row = 0;
     }
@@ -203,7 +296,7 @@ __device__ __forceinline__ void gather(Owned<D, T>& owned, const Share<D>& share
         const BitsOf<D> stored = load_element(share.data + i);
         const BitsOf<D> bits = changes ? scaling.of(stored) : stored;
         const unsigned position = share.position + static_cast<unsigned>(i);
-        owned.template take<false>(0, bits, position, scale_inv, term, terms, totals);
+        owned.take(0, bits, position, scale_inv, term, terms, totals);
       }
       owned.rotate();
     }

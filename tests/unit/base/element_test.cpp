@@ -52,6 +52,21 @@ TYPED_TEST(NarrowElements, WidenEveryPattern) {
   }
 }
 
+TYPED_TEST(NarrowElements, WidenFiniteTakesTheUpperBitsOfAWord) {
+  constexpr DType kType = TypeParam::kType;
+  constexpr int kBelow = 32 - 8 * static_cast<int>(size_of(kType));
+  for (std::uint32_t bits = 0; bits < 1u << (8 * size_of(kType)); ++bits) {
+    const auto element = static_cast<BitsOf<kType>>(bits);
+    if (!is_finite<kType>(element)) continue;
+    const float expected = Element<kType>::widen(element);
+    for (const std::uint32_t below : {0u, (1u << kBelow) - 1u}) {
+      ASSERT_EQ(bits_as<std::uint32_t>(Element<kType>::widen_finite(bits << kBelow | below)),
+                bits_as<std::uint32_t>(expected))
+          << bits;
+    }
+  }
+}
+
 TYPED_TEST(NarrowElements, RoundUndoesWidenAndMakesNanCanonical) {
   constexpr DType kType = TypeParam::kType;
   for (std::uint32_t i = 0; i < 1u << (8 * size_of(kType)); ++i) {
