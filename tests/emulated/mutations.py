@@ -24,7 +24,8 @@ STATISTICS = "gradclip/backend/cuda/statistics.cu"
 LANES = "gradclip/backend/cuda/lanes.hpp"
 ELEMENTWISE = "gradclip/backend/cuda/elementwise.cu"
 BACKEND = "gradclip/backend/cuda/cuda_backend.cpp"
-FILES = (STATISTICS, LANES, ELEMENTWISE, BACKEND)
+MAGNITUDES = "gradclip/backend/cuda/magnitudes.hpp"
+FILES = (STATISTICS, LANES, MAGNITUDES, ELEMENTWISE, BACKEND)
 
 # Chosen at run time. `unlocked` stands for a lock that a defect leaves out.
 PLANTED = """#pragma once
@@ -74,6 +75,7 @@ def tables(test):
 ONCE_32 = agreement("EachFunctionOnce", "float32")
 ONCE_64 = agreement("EachFunctionOnce", "float64")
 SMALL_32 = agreement("SeveralFactorsInOneTable", "float32")
+SMALL_16 = agreement("SeveralFactorsInOneTable", "bfloat16")
 SMALL_64 = agreement("SeveralFactorsInOneTable", "float64")
 SMALL_8 = agreement("SeveralFactorsInOneTable", "float8_e4m3fn")
 WHOLE_32 = agreement("StatisticsOfWholeChunks", "float32")
@@ -114,19 +116,39 @@ DEFECTS = (
            LANES, "      «owned.rotate();»", ""),
     # Which elements
     defect("a row of vectors too many", "plain asan", SMALL_32,
-           LANES, "const int rows = «share.count / kRow»;", "share.count / kRow + 1"),
+           LANES, "const int rows = «share.count / kRow»;\n  WordMagnitudes", "share.count / kRow + 1"),
+    defect("a row of vectors of float64 too many", "plain asan", SMALL_64,
+           LANES, "Geometry<kType, T>::kUnrolled;\n  const int rows = «share.count / kRow»;", "share.count / kRow + 1"),
     defect("short row dropped", "plain", SMALL_32, LANES, "return «rows»;", "rows + 1"),
-    defect("vectors from any address", "asan", SMALL_32,
-           LANES, "T != Terms::general && «is_aligned(share.data)»", "true"),
+    defect("vectors from any address", "asan", SMALL_32, LANES, "if («is_aligned(share.data)») {", "true"),
     defect("vectors from any address, scaled", "asan", SMALL_8,
-           LANES, "T != Terms::general && «is_aligned(share.data)»", "changes || is_aligned(share.data)"),
+           LANES, "if («is_aligned(share.data)») {", "changes || is_aligned(share.data)"),
     defect("sub-blocks run into the next", "plain", WHOLE_32,
            STATISTICS, "left < 0 ? 0 : («left < kElements ? left : kElements»)", "left"),
-    defect("no doubts", "plain", SMALL_32, LANES, "return «all != all || small»;", "false"),
-    defect("no doubts about NaN and infinities", "plain", SMALL_32, LANES, "return «all != all || small»;", "small"),
-    defect("no doubts about subnormals", "plain", SMALL_32, LANES, "return «all != all || small»;", "all != all"),
+    defect("no doubts about NaN and infinities", "plain", SMALL_16,
+           LANES, "if («largest >= Element<D>::kNonfinite» || has_small", "false"),
+    defect("no doubts about NaN and infinities of float64", "plain", SMALL_64,
+           LANES, "return has_small || «all != all» ? -1 : rows", "false"),
+    defect("no doubts about subnormals", "plain", SMALL_32,
+           LANES, "const bool has_small = «!kCountsSubnormals<D> && smallest < Element<D>::kSmallestNormal»;", "false"),
+    defect("no doubts about subnormals of float64", "plain", SMALL_64,
+           LANES, "return «has_small» || all != all ? -1 : rows", "false"),
+    defect("no doubts about scale_inv", "plain", agreement("StatisticsForEveryNormAndFactor", "float8_e4m3fn"),
+           LANES, "has_small || «!keeps_order<D>(scale_inv)»)", "false"),
     defect("doubtful rows kept when gathered again", "plain", SMALL_32,
-           LANES, "if (owned.doubtful()) {\n      «owned.clear();»", ""),
+           LANES, "if (row < 0) {\n      «owned.clear();»", ""),
+    # Magnitudes by their bits
+    defect("magnitudes without their highest bit", "plain", SMALL_16,
+           MAGNITUDES, "magnitude = «word & unit(part) * kMagnitude»;", "word & unit(part) * (kMagnitude >> 1)"),
+    defect("zero taken for the smallest magnitude", "plain", agreement("SeveralFactorsInOneTable", "float16"),
+           MAGNITUDES, "less_one = «magnitude - unit(part)»;", "(magnitude == 0 ? 0 : magnitude - unit(part))"),
+    defect("largest of a word's first element", "plain", SMALL_16,
+           MAGNITUDES, "most = «here > most ? here : most»;", "part == 0 ? here : most"),
+    defect("smallest of a word's first element", "plain", SMALL_16,
+           MAGNITUDES, "least = «here < least ? here : least»;", "part == 0 ? here : least"),
+    defect("the smallest magnitude less one", "plain", SMALL_32, MAGNITUDES, "return «least + 1»;", "least"),
+    defect("zeros among the subnormals", "plain", agreement("SeveralFactorsInOneTable", "float16"),
+           MAGNITUDES, "kCountsSubnormals<D> ? «small_ - zeros_» : 0", "small_"),
     defect("results in the order of types", "plain", tables("StatisticsOfAllTypes"),
            STATISTICS, "out[«chunk.position»] = result", "blockIdx.x"),
     defect("factors of the first chunk for all", "plain", SMALL_32,
@@ -148,9 +170,9 @@ DEFECTS = (
     defect("positions of NaN in the sub-block", "plain", WHOLE_32,
            STATISTICS, "Geometry<D, T>::kOwned,\n                       «static_cast<unsigned>(first)»", "0u"),
     defect("zeros taken for the smallest", "plain", SMALL_32,
-           LANES, "smallest = «!zero && magnitude < smallest»", "magnitude < smallest"),
-    defect("doubts of a thread's first lane alone", "plain", SMALL_32,
-           LANES, "all += «sum[slot] - sum[slot]»;", "slot == 0 ? sum[slot] - sum[slot] : 0.0"),
+           LANES, "    smallest = «!zero && magnitude < smallest»", "magnitude < smallest"),
+    defect("doubts of a thread's first lane alone", "plain", SMALL_64,
+           LANES, "all += «owned.sum[slot] - owned.sum[slot]»;", "slot == 0 ? owned.sum[slot] - owned.sum[slot] : 0.0"),
     defect("zeros counted for subnormals", "plain", agreement("SeveralFactorsInOneTable", "float16"),
            LANES, "subnormals += «!zero && is_subnormal<D>(bits)»;", "zero || is_subnormal<D>(bits)"),
     defect("largest of float64 from half a warp", "plain", SMALL_64,
@@ -178,8 +200,8 @@ DEFECTS = (
            ELEMENTWISE, "i < begin ? i : «i + whole * kCount»", "i"),
     defect("scale: NaN loses its payload where nothing changes", "plain", SCALE_16,
            BACKEND, "chunk.count > 0 && «changes_bits(checked_factors(table, chunk))»", "true",
-           Edit(ELEMENTWISE, "«scale_element<D>(vector.element[j], factors)»",
-                "Element<D>::round(Element<D>::widen(scale_element<D>(vector.element[j], factors)))")),
+           Edit(ELEMENTWISE, "«scale_elements<D>(vector.element, factors);»\n        store",
+                "for (auto& e : vector.element) e = Element<D>::round(Element<D>::widen(scale_element<D>(e, factors)));")),
     # Combining and accumulating
     defect("combine: begins with 0", "plain", ONCE_32,
            ELEMENTWISE, "combined = «rank == 0 ? value : combine_values(table.operation, combined, value)»;",

@@ -135,14 +135,6 @@ struct Owned {
     add(slot, value, term, terms);
   }
 
-  /// Whether a NaN or an infinity has spoiled the sums.
-  [[nodiscard]] __device__ __forceinline__ bool spoiled() const {
-    double all = 0.0;
-#pragma unroll
-    for (int slot = 0; slot < kOwned; ++slot) all += sum[slot] - sum[slot];  // NaN unless finite
-    return all != all;
-  }
-
   /// Brings slot 1 to slot 0, and so on: after kOwned calls all are in place again.
   __device__ __forceinline__ void rotate() {
     const double first_power = power[0], first_sum = sum[0];
@@ -192,7 +184,7 @@ __device__ __forceinline__ bool keeps_order(float scale_inv) {
 }
 
 /// The whole rows of a share, in vectors, as if all elements were finite. Returns how many rows, or -1 if they have to
-/// be gone over once more: NaN and infinities, which the sums or the largest magnitude show, or rare subnormals.
+/// be gone over once more: for NaN and infinities, which the largest magnitude shows, or for rare subnormals.
 template <DType D, Terms T, bool kScaled>
 __device__ __forceinline__ int take_vectors(Owned<D, T>& owned, const Share<D>& share, const Scaling<D>& scaling,
                                             float scale_inv, const Term& term) {
@@ -219,7 +211,7 @@ __device__ __forceinline__ int take_vectors(Owned<D, T>& owned, const Share<D>& 
   }
   const unsigned largest = magnitudes.largest(), smallest = magnitudes.smallest();
   const bool has_small = !kCountsSubnormals<D> && smallest < Element<D>::kSmallestNormal;
-  if (largest >= Element<D>::kNonfinite || has_small || !keeps_order<D>(scale_inv) || owned.spoiled()) return -1;
+  if (largest >= Element<D>::kNonfinite || has_small || !keeps_order<D>(scale_inv)) return -1;
   owned.zeros = magnitudes.zeros();
   owned.subnormals = magnitudes.subnormals();
   owned.largest = element_value<D>(static_cast<BitsOf<D>>(largest), scale_inv);
@@ -229,7 +221,7 @@ __device__ __forceinline__ int take_vectors(Owned<D, T>& owned, const Share<D>& 
   return rows;
 }
 
-/// The same for float64, whose numbers are compared as such.
+/// The same for float64, whose numbers are compared as such; NaN and infinities spoil the sums.
 template <Terms T, bool kScaled>
 __device__ __forceinline__ int take_doubles(Owned<DType::float64, T>& owned, const Share<DType::float64>& share,
                                             const Scaling<DType::float64>& scaling, const Term& term) {
@@ -253,8 +245,11 @@ __device__ __forceinline__ int take_doubles(Owned<DType::float64, T>& owned, con
       owned.add(slot, value, term, true);
     }
   }
+  double all = 0.0;
+#pragma unroll
+  for (int slot = 0; slot < kOwned; ++slot) all += owned.sum[slot] - owned.sum[slot];  // NaN unless finite
   const bool has_small = owned.smallest < bits_as<double>(Element<kType>::kSmallestNormal);
-  return has_small || owned.spoiled() ? -1 : rows;
+  return has_small || all != all ? -1 : rows;
 }
 
 template <DType D, Terms T, bool kScaled>

@@ -55,8 +55,12 @@ class WordMagnitudes {
     }
     return least + 1;
   }
-  [[nodiscard]] __device__ unsigned zeros() const { return zeros_; }
-  [[nodiscard]] __device__ unsigned subnormals() const { return kCountsSubnormals<D> ? small_ - zeros_ : 0; }
+  [[nodiscard]] __device__ unsigned zeros() const {
+    return zeros_;
+  }
+  [[nodiscard]] __device__ unsigned subnormals() const {
+    return kCountsSubnormals<D> ? small_ - zeros_ : 0;
+  }
 
  private:
   static constexpr unsigned kMagnitude = Element<D>::kSign - 1u;
