@@ -9,6 +9,7 @@
 #include <set>
 
 #include "dump_builder.hpp"
+#include "file_content.hpp"
 #include "gradclip/clip/clip.hpp"
 #include "gradclip/comm/nccl_communicator.hpp"
 #include "mpi_environment.hpp"
@@ -107,11 +108,6 @@ ClipResult clip(Communicator& comm, Backend& backend, const std::filesystem::pat
   return scale_grads_and_clip_grad_norm(run, recorded_step(reader.manifest()), clip, &writer);
 }
 
-std::string content(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 void expect_same(const ClipResult& a, const ClipResult& b) {
   const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };
   EXPECT_EQ(bits(a.total), bits(b.total));
@@ -157,7 +153,8 @@ TEST(Pipeline, SameBitsAsOneProcess) {
     // Rank-local experts: not every rank saw the same total.
     EXPECT_GT(parallel.norm->reference.totals.size(), 1u);
     for (const auto& entry : std::filesystem::directory_iterator(directory / alone)) {
-      EXPECT_EQ(content(entry.path()), content(directory / parallel_out / entry.path().filename().string()))
+      EXPECT_EQ(test::file_content(entry.path()),
+                test::file_content(directory / parallel_out / entry.path().filename().string()))
           << entry.path().filename();
     }
   }

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "file_content.hpp"
 #include "gradclip/dump/manifest.hpp"
 
 namespace gradclip::test {
@@ -225,11 +226,6 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   std::ofstream stream(path, std::ios::binary);
   stream << text;
   if (!stream.flush()) throw std::runtime_error("DumpBuilder: cannot write " + path.string());
-}
-
-std::string file_content(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
 std::vector<std::int64_t> rows_of(const ShardLayout& layout) {

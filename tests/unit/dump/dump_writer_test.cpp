@@ -22,6 +22,7 @@
 
 #include "dump_builder.hpp"
 #include "expect_error.hpp"
+#include "file_content.hpp"
 #include "gradclip/dump/checksum.hpp"
 
 namespace {
@@ -143,11 +144,6 @@ void clip(const std::filesystem::path& in, const std::filesystem::path& out, std
   writer.finish(write_all(input, writer, piece, threads, seed));
 }
 
-std::string content(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-}
-
 const std::vector<StorageSpec>& storages() {
   static const std::vector<StorageSpec> all{
       {},
@@ -173,7 +169,7 @@ TEST(DumpWriter, WritesADumpOfTheSameLayout) {
     const Manifest& manifest = output.manifest();
     EXPECT_EQ(manifest.state, GradientState::after_clip);
     EXPECT_TRUE(manifest.has_checksum);
-    const auto json = nlohmann::json::parse(content(directory / "out" / kManifestName));
+    const auto json = nlohmann::json::parse(test::file_content(directory / "out" / kManifestName));
     EXPECT_EQ(json["custom"].dump(), R"({"kept":[1,2.5]})");
     EXPECT_EQ(json["clip"]["total"], 2.0);
     for (std::int32_t rank = 0; rank < 2; ++rank) {
@@ -253,9 +249,9 @@ TEST(DumpWriter, WritesTheSameBytesWhateverThePiecesAndTheThreads) {
     clip(directory / "in", directory / "c", 13, 4, 7);
     clip(directory / "in", directory / "d", 101, 3, 99);
     for (const char* file : {"rank_00000.h5", "rank_00001.h5", kManifestName}) {
-      const std::string expected = content(directory / "a" / file);
+      const std::string expected = test::file_content(directory / "a" / file);
       for (const char* other : {"b", "c", "d"}) {
-        EXPECT_TRUE(content(directory / other / file) == expected) << other << "/" << file;
+        EXPECT_TRUE(test::file_content(directory / other / file) == expected) << other << "/" << file;
       }
     }
   }

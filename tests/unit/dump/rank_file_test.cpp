@@ -12,6 +12,7 @@
 
 #include "dump_builder.hpp"
 #include "expect_error.hpp"
+#include "file_content.hpp"
 #include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/dump_reader.hpp"
 
@@ -604,11 +605,7 @@ TEST(RankFile, FlippedBytesOfMetadataEndInAnAnswerOrAnError) {
   const TemporaryDirectory directory;
   simple(directory.path()).write();
   const std::string path = directory / "rank_00001.h5";
-  std::string content;
-  {
-    std::ifstream stream(path, std::ios::binary);
-    content.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  }
+  const std::string content = test::file_content(path);
   for (std::size_t at = 0; at < content.size(); at += 7) {
     std::string changed = content;
     changed[at] = static_cast<char>(changed[at] ^ 0x55);

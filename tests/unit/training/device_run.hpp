@@ -12,6 +12,7 @@
 
 #include "deferred_backend.hpp"
 #include "dump_builder.hpp"
+#include "file_content.hpp"
 #include "gradclip/backend/reduction.hpp"
 #include "gradclip/clip/clip.hpp"
 
@@ -94,15 +95,11 @@ inline RunTrace run_over(const std::filesystem::path& dump, const std::filesyste
   return trace;
 }
 
-inline std::string content(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 inline void expect_same_files(const std::filesystem::path& a, const std::filesystem::path& b) {
   std::size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(a)) {
-    EXPECT_EQ(content(entry.path()), content(b / entry.path().filename().string())) << entry.path().filename();
+    EXPECT_EQ(file_content(entry.path()), file_content(b / entry.path().filename().string()))
+        << entry.path().filename();
     ++files;
   }
   EXPECT_GT(files, 1u);
