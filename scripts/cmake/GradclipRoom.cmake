@@ -57,7 +57,7 @@ function(gradclip_room name)
   if(NOT TARGET gradclip_cuda_headers)
     list(FILTER headers EXCLUDE REGEX "cuda/kernels|nccl_")
   endif()
-  list(FILTER headers EXCLUDE REGEX "cuda_runtime/launch|cuda/(lanes|vectors)")  # for kernels, which nvcc or the emulation compiles
+  list(FILTER headers EXCLUDE REGEX "cuda_runtime/launch|cuda/(lanes|magnitudes|vectors)")  # for kernels, which nvcc or the emulation compiles
   set(alone "")
   foreach(header IN LISTS headers)
     # ... unless it is the first #include of its own source, which tells as much.
