@@ -35,4 +35,12 @@ GRADCLIP_HOST_DEVICE bool sums_need_no_scaling(double largest, double smallest, 
   return largest <= power_of_two(480 / order) && smallest >= power_of_two(-(480 / order));
 }
 
+/// Sums that were taken without scaling as they are with it: 2^-exponent in each factor.
+/// @pre sums_need_no_scaling()
+GRADCLIP_HOST_DEVICE void scale_sums(ChunkStatistics& statistics, const Term& term, int exponent) {
+  const int p = term.infinite() ? 1 : static_cast<int>(term.p);
+  statistics.power_sum *= power_of_two(-p * exponent);
+  statistics.signed_sum *= power_of_two(-exponent);
+}
+
 }  // namespace gradclip

@@ -294,9 +294,7 @@ ChunkStatistics gather_float64(const Kernels& kernels, ScaledSubBlocks<DType::fl
   const int exponent = exponent_of(gathered.counts.max_abs);
   if (sums_need_no_scaling(gathered.counts.max_abs, gathered.counts.min_abs, term.p)) {
     ChunkStatistics result = gathered.result(exponent);
-    const int p = term.infinite() ? 1 : static_cast<int>(term.p);
-    result.power_sum *= power_of_two(-p * exponent);
-    result.signed_sum *= power_of_two(-exponent);
+    scale_sums(result, term, exponent);
     return result;
   }
   term.scaling = power_of_two(-exponent);

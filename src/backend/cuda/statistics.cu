@@ -83,11 +83,7 @@ __global__ void __launch_bounds__(Geometry<D, T>::kBlock, kAnyOccupancy)
     ChunkStatistics result;
     result.power_sum = fold_sub_blocks(totals.power);
     result.signed_sum = fold_sub_blocks(totals.sum);
-    if (exponent != 0 && term.scaling == 1.0) {  // sums that needed no scaling
-      const int p = term.infinite() ? 1 : static_cast<int>(term.p);
-      result.power_sum *= power_of_two(-p * exponent);
-      result.signed_sum *= power_of_two(-exponent);
-    }
+    if (exponent != 0 && term.scaling == 1.0) scale_sums(result, term, exponent);
     result.max_abs = static_cast<double>(bits_as<ComputeOf<D>>(totals.largest));
     result.min_abs = static_cast<double>(bits_as<ComputeOf<D>>(totals.smallest));
     result.exponent = exponent;
