@@ -34,7 +34,7 @@ constexpr std::array<CommandEntry, 12> kCommands{{
     {"accumulate", Command::accumulate, kAccumulate, true, "accumulate DUMP... -o OUT [options]",
      "the gradient of a step from its microbatches",
      "Replays gradient accumulation: the dumps of all microbatches of a step become OUT, what the step\n"
-     "clips, by one reduction at the last one, as FSDP2 with deferred synchronisation makes it."},
+     "clips, as FSDP2 makes it: one reduction at the last microbatch, or where --sync says."},
     {"synth", Command::synth, kSynth, false, "synth -o OUT --model MODEL [options]",
      "a synthetic dump of a model's shapes",
      "Makes a dump of a model's shapes on any mesh, of any type. Its values depend on the seed, the\n"

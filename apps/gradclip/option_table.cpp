@@ -153,22 +153,24 @@ std::vector<OptionEntry> make_table() {
       {"allow-nonfinite", Kind::flag, Section::command, kCheck, "",
        "compare, and with --update write, NaN and infinities like other counts",
        [](Line& line, const Value& v) { line.check.options.allow_nonfinite = boolean(v); }},
-      {"rtol", Kind::value, Section::command, kDiff | kCheck, "R",
+      {"rtol", Kind::value, Section::command, kDiff | kCheck | kAccumulate, "R",
        "equal when |a - b| <= A + R x |b| (default: the narrower type's epsilon; check: the baseline's)",
        [](Line& line, const Value& v) { line.diff.rule.relative = line.check.options.relative = tolerance(v); }},
-      {"atol", Kind::value, Section::command, kDiff | kCheck, "A", "the absolute part of it",
+      {"atol", Kind::value, Section::command, kDiff | kCheck | kAccumulate, "A", "the absolute part of it",
        [](Line& line, const Value& v) {
          line.check.options.absolute = tolerance(v);
          line.diff.rule.absolute = *line.check.options.absolute;
        }},
-      {"ulp", Kind::value, Section::command, kDiff, "N",
+      {"ulp", Kind::value, Section::command, kDiff | kAccumulate, "N",
        "in place of both: equal when at most N numbers of the type apart",
        [](Line& line, const Value& v) { line.diff.rule.ulps = static_cast<std::uint64_t>(integer(v, 0)); }},
-      {"equal-nan", Kind::flag, Section::command, kDiff, "", "a NaN equals a NaN",
+      {"equal-nan", Kind::flag, Section::command, kDiff | kAccumulate, "", "a NaN equals a NaN",
        [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
-      {"map", Kind::value, Section::command, kDiff, "FILE", "names of A as B has them: lines of 'old-regex -> new'",
+      {"map", Kind::value, Section::command, kDiff | kAccumulate, "FILE",
+       "names of A as B has them: lines of 'old-regex -> new'",
        [](Line& line, const Value& v) { line.diff.map = v.text; }},
-      {"only", Kind::value, Section::command, kDiff | kMerge, "REGEX", "only parameters of which it matches a name",
+      {"only", Kind::value, Section::command, kDiff | kMerge | kAccumulate, "REGEX",
+       "only parameters of which it matches a name",
        [](Line& line, const Value& v) {
          line.diff.only = v.text;
          line.merge.only = v.text;
@@ -177,7 +179,7 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) {
          line.merge.format = boolean(v) ? MergeFormat::safetensors : MergeFormat::dump;
        }},
-      {"max-elements", Kind::value, Section::command, kDiff, "N",
+      {"max-elements", Kind::value, Section::command, kDiff | kAccumulate, "N",
        "also the N worst elements of each parameter, with both values",
        [](Line& line, const Value& v) {
          line.diff.max_elements = static_cast<std::size_t>(integer(v, 0, kMostWorstElements));
@@ -188,16 +190,29 @@ std::vector<OptionEntry> make_table() {
       {"mesh", Kind::value, Section::command, kSynth, "SIZES", "of the job: pp=2,dp_shard=2,tp=2 (default dp_shard=1)",
        [](Line& line, const Value& v) { line.synth.mesh = parse_mesh_sizes(v.text); }},
       {"dtype", Kind::value, Section::command, kSynth | kAccumulate, "TYPE",
-       "of the gradients in OUT (default: synth bfloat16, accumulate the reduce type)",
+       "of the gradients in OUT (default: synth bfloat16; accumulate as recorded, else the reduce type)",
        [](Line& line, const Value& v) {
          line.synth.dtype = dtype(v);
-         line.accumulate.storage_dtype = line.synth.dtype;
+         line.accumulate.types.storage = line.synth.dtype;
        }},
       {"reduce-dtype", Kind::value, Section::command, kAccumulate, "TYPE",
-       "in which microbatches are added and ranks reduced (default float32; float64 for float64)",
+       "in which microbatches are added and ranks reduced (default: as recorded, else float32; float64 for float64)",
        [](Line& line, const Value& v) {
-         line.accumulate.reduce_dtype = choice<DType>(
-             v, {{"float32", DType::float32}, {"bfloat16", DType::bfloat16}, {"float64", DType::float64}});
+         line.accumulate.types.reduce = choice<DType>(v, {{"float32", DType::float32},
+                                                          {"bfloat16", DType::bfloat16},
+                                                          {"float16", DType::float16},
+                                                          {"float64", DType::float64}});
+       }},
+      {"check", Kind::value, Section::command, kAccumulate, "DUMP",
+       "compare the result with what training had, as diff does; -o may then be missing",
+       [](Line& line, const Value& v) { line.checked = v.text; }},
+      {"sync", Kind::value, Section::command, kAccumulate, "WHEN",
+       "where a reduction ends a window of microbatches: deferred, every, schedule (default: as recorded, else "
+       "deferred)",
+       [](Line& line, const Value& v) {
+         line.accumulate.sync = choice<Synchronisation>(v, {{"deferred", Synchronisation::deferred},
+                                                            {"every", Synchronisation::every},
+                                                            {"schedule", Synchronisation::schedule}});
        }},
       {"seed", Kind::value, Section::command, kSynth, "N", "of the values (default 0)",
        [](Line& line, const Value& v) { line.synth.seed = static_cast<std::uint64_t>(integer(v, 0)); }},

@@ -41,6 +41,16 @@ void check_storage(const CommandLine& line, const Values& values) {
   refuse(stored->second, "one of float64, float32, float16, bfloat16", "float8 gradients have scales of their own");
 }
 
+/// How two dumps are compared is for a replay that --check compares.
+void check_comparison(const CommandLine& line, const Values& values) {
+  if (line.command != Command::accumulate || line.checked) return;
+  for (const std::string_view name : {"rtol", "atol", "ulp", "equal-nan", "map", "only", "max-elements"}) {
+    const auto value = values.find(name);
+    if (value == values.end() || value->second.level != Level::command_line) continue;
+    refuse(value->second, "--check DUMP beside it, which compares");
+  }
+}
+
 /// What a sweep does not show is not measured either; and one dump is not several steps.
 void check_sweep(CommandLine& line, const Values& values) {
   if (line.sweep.empty()) {
@@ -62,7 +72,8 @@ void check_report_format(const CommandEntry& command, const Values& values) {
   const auto report = values.find("report");
   if (report == values.end()) return;
   const ReportFormat format = report_format(report->second.text);
-  const bool facts = command.command == Command::synth || command.command == Command::doctor;
+  const bool facts =
+      command.command == Command::synth || command.command == Command::doctor || command.command == Command::accumulate;
   const bool no_page = format == ReportFormat::html && facts;
   const bool no_cases = format == ReportFormat::junit && (facts || command.command == Command::inspect);
   if (!no_page && !no_cases) return;
@@ -111,7 +122,7 @@ void check_required(const CommandLine& line, const CommandEntry& command) {
   }
   if (command.command == Command::diff) require(!line.diff.other.empty(), "a second dump is missing: diff A B");
   if (command.command == Command::check) require(!line.check.baseline.empty(), "--baseline FILE is missing");
-  if ((command.bit & (kClip | kMerge | kSynth | kAccumulate | kReport)) != 0) {
+  if ((command.bit & (kClip | kMerge | kSynth | kAccumulate | kReport)) != 0 && !line.checked) {
     require(!line.output.empty(), "--output OUT is missing");
   }
   if (command.command == Command::synth) require(!line.synth.model.empty(), "--model is missing");
@@ -153,6 +164,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   }
   check_depth(line, values);
   check_storage(line, values);
+  check_comparison(line, values);
   check_sweep(line, values);
   check_report_format(command, values);
   check_required(line, command);

@@ -80,15 +80,16 @@ struct CommandLine {
   std::filesystem::path output;                   ///< clip, merge, synth, accumulate, report
   CommonOptions common;
   ScaleOptions scale;
-  ClipOptions clip;              ///< numerics is common.numerics
-  TableOptions table;            ///< norms
-  std::vector<double> sweep;     ///< norms: max_norms; empty: no sweep
-  DiffLine diff;                 ///< diff, whose A is `dump`
-  CheckLine check;               ///< check
-  MergeLine merge;               ///< merge
-  LabelLine labels;              ///< tokens, clip, norms, check
-  AccumulateOptions accumulate;  ///< accumulate
-  SynthOptions synth;            ///< synth
+  ClipOptions clip;                              ///< numerics is common.numerics
+  TableOptions table;                            ///< norms
+  std::vector<double> sweep;                     ///< norms: max_norms; empty: no sweep
+  DiffLine diff;                                 ///< diff, whose A is `dump`
+  CheckLine check;                               ///< check
+  MergeLine merge;                               ///< merge
+  LabelLine labels;                              ///< tokens, clip, norms, check
+  AccumulateOptions accumulate;                  ///< accumulate
+  std::optional<std::filesystem::path> checked;  ///< accumulate --check: compared by `diff`'s rule
+  SynthOptions synth;                            ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
