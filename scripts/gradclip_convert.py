@@ -14,6 +14,7 @@ dump is to carry checksums.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -35,6 +36,7 @@ from converters.layout import Layout
 
 def main(arguments=None):
     options = _parser().parse_args(arguments)
+    _give_memory_back()
     try:
         job = _job(options)
         with _new_directory(options.output, options.overwrite, options.inputs) as folder:
@@ -55,6 +57,15 @@ def main(arguments=None):
         return BUG
 
 
+def _give_memory_back():
+    """Let glibc map each tensor on its own. On its heap, small objects settle where a tensor was, the next one does not fit
+    there any more, and the process grows to the size of the model."""
+    try:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    except (AttributeError, OSError):
+        pass  # another C library
+
+
 def _job(options):
     """What the inputs hold, as a Job; reads no gradient."""
     for path in options.inputs:
@@ -72,15 +83,15 @@ def _job(options):
     return job
 
 
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
 KINDS = {"from-pt": files.TorchFile, "from-safetensors": files.SafetensorsFile, "from-npz": files.NpzFile}
 
 
 def _renaming(options):
     """A function from a tensor's name in the input to the dump's; None leaves it out."""
     def rename(name):
-        if not name.startswith(options.prefix) or options.skip and options.skip.search(name):
-            return None
-        return name[len(options.prefix):]
+        kept = name.removeprefix(options.prefix) if name.startswith(options.prefix) else None
+        return None if kept is None or options.skip and options.skip.search(kept) else kept
     return rename
 
 

@@ -84,14 +84,14 @@ class Parameter:
         ranges = self._ranges(rank, local.shape) if local.numel() and local.ndim else []
         return gradclip_record.Located(local, ranges)
 
-    def check_local_shape(self, rank, shape, where):
+    def check_local_shape(self, rank, shape, where, advice=""):
         """Raise unless `shape` is what the layout gives this rank. An empty shard may be empty in any dimension."""
         expected = self.local_shapes(rank)
         if tuple(shape) in expected or 0 in shape and any(0 in each for each in expected):
             return
         kind = f"as {gradclip_record._placements(self._at(rank))} on the mesh {self.mesh.row}" if self.mesh else ""
         raise ConvertError(f"{where}: {self.name}", f"the shape {list(shape)} on rank {rank}",
-                           f"{list(expected[0])}, which is rank {rank}'s part of {list(self.shape)} {kind}".rstrip())
+                           f"{list(expected[0])}, which is rank {rank}'s part of {list(self.shape)} {kind}".rstrip(), advice)
 
     def local_shapes(self, rank):
         """The shapes that the placements can mean on a rank, the likeliest first."""

@@ -226,4 +226,5 @@ class _Parameters:
             raise ConvertError(where, f"the shard at {list(found.coordinate)} of its mesh",
                                f"rank {rank}'s, which is at {list(parameter.mesh.coordinate(rank))}",
                                "give the files in the order of the ranks")
-        parameter.check_local_shape(rank, found.local_shape, found.file)
+        advice = "" if found.mesh else "the whole shape is the sum of the ranks' shards: one of them does not fit"
+        parameter.check_local_shape(rank, found.local_shape, found.file, advice)

@@ -1,7 +1,9 @@
 """Files that are pickles inside, read without running what they hold."""
 
+import errno
 import logging
 import pickle
+import re
 from contextlib import contextmanager
 
 import torch
@@ -15,16 +17,22 @@ def load_tensors(path, mmap=True, where=None):
     path: a file's name, or a stream of the file `where`, which cannot be mapped."""
     where = where or path
     try:
+        if mmap:
+            open(path, "rb").close()  # the system's own word on a file that cannot be read
         with _without_mesh_warnings():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (OSError, MemoryError):
+    except MemoryError:
         raise
-    except pickle.UnpicklingError as error:
-        raise ConvertError(where, f"objects that are no tensors ({_refused_name(error)})",
-                           "a file of tensors, saved by torch.save", "gradclip_convert never runs what a file holds: "
-                           "save a dict of names and tensors alone") from error
     except Exception as error:  # the zip reader, the unpickler and the tensors' own constructors raise all kinds
-        raise ConvertError(where, f"not readable by torch.load ({first_line(error)})",
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to before the file's begin
+            raise
+        unpickling = isinstance(error, pickle.UnpicklingError)
+        if unpickling and (name := _refused_name(error)):
+            raise ConvertError(where, f"objects that are no tensors ({name})", "a file of tensors, saved by torch.save",
+                               "gradclip_convert never runs what a file holds: save a dict of names and tensors alone"
+                               ) from error
+        reason = "UnpicklingError" if unpickling else first_line(error)
+        raise ConvertError(where, f"not readable by torch.load ({reason})",
                            "a whole file, saved by torch.save in its zip format",
                            "is it truncated, or still being written?") from error
 
@@ -39,8 +47,8 @@ def load_dcp_metadata(path):
     except Exception as error:  # a damaged pickle raises whatever it happens to hit
         raise ConvertError(path, f"not readable ({first_line(error)})", "the .metadata of a distributed checkpoint",
                            "is the checkpoint complete?") from error
-    if not isinstance(found, metadata.Metadata) or not isinstance(found.state_dict_metadata, dict) \
-            or not isinstance(found.storage_data, dict):
+    if not isinstance(found, metadata.Metadata) \
+            or not all(isinstance(found.__dict__.get(key), dict) for key in ("state_dict_metadata", "storage_data")):
         raise ConvertError(path, "something else", "the .metadata of a distributed checkpoint")
     return found
 
@@ -80,12 +88,9 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _refused_name(error):
-    """The object that torch.load refused, out of its paragraphs of advice."""
-    text = str(error)
-    for before in ("Unsupported global: GLOBAL ", "Unsupported class ", "but got "):
-        if before in text:
-            return text.split(before, 1)[1].split(" was not", 1)[0].splitlines()[0].strip()
-    return first_line(error)
+    """The object that torch.load refused, out of its paragraphs of advice; None if it failed for another reason."""
+    found = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
+    return found and found[1]
 
 
 @contextmanager

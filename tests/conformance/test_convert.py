@@ -24,7 +24,6 @@ import torch.multiprocessing as mp  # noqa: E402
 from conftest import free_port  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
@@ -291,3 +290,376 @@ def test_a_layout_puts_a_checkpoint_on_the_jobs_meshes(saved, tmp_path, gradclip
     assert loaded.entries["rows9.weight"]["placements"] == placements["rows.*"]
     for name in whole:
         assert bits(loaded.torch(name)) == bits(whole[name])
+
+
+# Megatron-LM ----------------------------------------------------------------------------------------------------------
+
+def ranges_of_rank(places, bucket_begin, bucket_size, data_rank, data_size):
+    """A bucket's param_map on one rank: upstream's four ranges of each parameter that its part touches
+    (megatron/core/optimizer/distrib_optimizer.py, _build_model_gbuf_param_range_map), by their definitions."""
+    part = bucket_size // data_size
+    low = bucket_begin + data_rank * part
+    found = {}
+    for index, (begin, end) in places.items():
+        first, last = max(begin, low), min(end, low + part)
+        if first < last:
+            found[index] = {"gbuf_world": (first, last), "gbuf_world_in_bucket": (first - bucket_begin, last - bucket_begin),
+                            "gbuf_local": (first - low, last - low), "param": (first - begin, last - begin)}
+    return found
+
+
+def megatron_buffer(tensors, order, data_rank, data_size, dtype, per_bucket=2):
+    """One gradient buffer: parameters from the last to the first, each from a multiple of 64 on, buckets filled up to a
+    multiple of the group's size and 128; between them NaN, which nobody may count."""
+    buckets, begin = [], 0
+    names = [name for name in reversed(order) if name in tensors]
+    for chosen in (names[i:i + per_bucket] for i in range(0, len(names), per_bucket)):
+        places, at = {}, begin
+        for name in chosen:
+            at = -(-at // 64) * 64
+            places[order.index(name)] = (at, at + tensors[name].numel())
+            at += tensors[name].numel()
+        size = -(-(at - begin) // math.lcm(data_size, 128)) * math.lcm(data_size, 128)
+        data = torch.full((size,), math.nan, dtype=dtype)
+        for name in chosen:
+            first, last = places[order.index(name)]
+            data[first - begin:last - begin] = tensors[name].reshape(-1).to(dtype)
+        part = size // data_size
+        buckets.append({"grad_data": data[data_rank * part:(data_rank + 1) * part].clone(),
+                        "param_map": ranges_of_rank(places, begin, size, data_rank, data_size)})
+        begin += size
+    return buckets
+
+
+def save_megatron_job(folder, dtype=torch.float32):
+    """8 ranks, pipeline 2 x data 2 x tensor 2 (tensor fastest, pipeline slowest), experts by ep 2 x edp 1 x etp 2.
+    Returns the full tensors, experts of several ranks stacked."""
+    torch.manual_seed(5)
+    whole, files = {}, []
+    for stage in range(2):
+        dense = {f"layers.{stage}.qkv.weight": ((6, 5), 0), f"layers.{stage}.proj.weight": ((5, 4), 1),
+                 f"layers.{stage}.norm.weight": ((5,), -1), f"layers.{stage}.wide.weight": ((40, 30), 0)}
+        experts = {f"layers.{stage}.experts.0.weight": ((4, 6), 0)}
+        order = [*dense, *experts]
+        for name, (shape, _) in {**dense, **experts}.items():
+            whole[name] = torch.randn(*((2,) if name in experts else ()), *shape).to(dtype)
+        for data, tensor in np.ndindex(2, 2):
+            def local(name, axis, expert_rank):
+                full = whole[name] if expert_rank is None else whole[name][expert_rank]
+                return torch.chunk(full, 2, axis)[tensor] if axis >= 0 else full
+            here = {name: local(name, axis, None) for name, (_, axis) in dense.items()}
+            there = {name: local(name, axis, data) for name, (_, axis) in experts.items()}
+            base, rank = 4 * stage, 4 * stage + 2 * data + tensor
+            files.append(folder / f"iter_{rank}.pt")
+            torch.save({
+                "format": "gradclip.megatron", "rank": rank, "world_size": 8,
+                "groups": {"dense": {"data": [base + tensor, base + 2 + tensor],
+                                     "tensor": [base + 2 * data, base + 2 * data + 1]},
+                           "expert": {"data": [rank], "tensor": [base + 2 * data, base + 2 * data + 1],
+                                      "expert": [base + tensor, base + 2 + tensor]}},
+                "pipeline": [rank % 4, 4 + rank % 4],
+                "parameters": [{"name": name, "model_part": 0, "shape": list({**here, **there}[name].shape),
+                                "expert": name in experts, "partition_dim": {**dense, **experts}[name][1]}
+                               for name in order],
+                "buffers": [megatron_buffer(here, order, data, 2, dtype), megatron_buffer(there, order, 0, 1, dtype)],
+            }, files[-1])
+    return files, whole
+
+
+def test_from_megatron(tmp_path, gradclip):
+    for dtype in (torch.float32, torch.bfloat16):
+        files, whole = save_megatron_job(tmp_path, dtype)
+        out = tmp_path / f"dump-{str(dtype)[6:]}"
+        convert("from-megatron", *files, "-o", out)
+        assert_whole(gradclip, out, whole, tmp_path)
+        manifest = json.loads((out / "manifest.json").read_text())
+        assert manifest["state"] == "before_clip" and manifest["device_mesh"] == "pp-tp-dp"
+    entries = {entry["name"]: entry for entry in manifest["parameters"]}
+    assert entries["layers.1.qkv.weight"]["placements"] == ["Shard(0)", "Flat()"]
+    assert entries["layers.1.experts.0.weight"]["expert"] and len(entries["layers.1.experts.0.weight"]["shape"]) == 3
+
+
+def edited(path, folder, change):
+    content = torch.load(path)
+    change(content)
+    torch.save(content, folder / path.name)
+    return folder / path.name
+
+
+def test_a_megatron_file_that_contradicts_the_others(tmp_path, capsys):
+    files, _ = save_megatron_job(tmp_path)
+    (tmp_path / "edited").mkdir()
+
+    def shift(content):
+        index, ranges = next(iter(content["buffers"][0][0]["param_map"].items()))
+        ranges.update(param=(ranges["param"][0] + 1, ranges["param"][1] + 1))
+    changes = {"on no rank|are twice": shift,
+               "inside the buffer": lambda c: c["buffers"][0][0].update(grad_data=c["buffers"][0][0]["grad_data"][:1]),
+               "each rank once": lambda c: c.update(rank=1), "as many as INPUTs": lambda c: c.update(world_size=9),
+               "save_flat_gradients": lambda c: c.pop("format"), "not put together": lambda c: c["parameters"].append(3),
+               "as rank 0 has it": lambda c: c["parameters"][0].update(shape=[9, 9]),
+               "a list of ranks": lambda c: c["groups"]["dense"].update(data=[0, 99]),
+               "groups": lambda c: c["groups"].update(dense={"data": [1, 1], "tensor": [2, 3]})}
+    for words, change in changes.items():
+        broken = edited(files[3], tmp_path / "edited", change)
+        message = refused(capsys, 3, "from-megatron", *files[:3], broken, *files[4:], "-o", tmp_path / "out")
+        assert any(word in message for word in words.split("|")), (words, message)
+    refused(capsys, 3, "from-megatron", *files[:-1], "-o", tmp_path / "out", mentions=["as many as INPUTs, 7"])
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+class Runs:
+    """A pickle that would run a command."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_a_pickle_is_never_run(saved, tmp_path, capsys):
+    marker, evil = tmp_path / "ran", tmp_path / "evil"
+    torch.save({"w": torch.ones(2), "x": Runs(marker)}, tmp_path / "evil.pt")
+    refused(capsys, 3, "from-pt", tmp_path / "evil.pt", "-o", tmp_path / "out", mentions=["evil.pt", "posix.system"])
+    refused(capsys, 3, "from-megatron", tmp_path / "evil.pt", "-o", tmp_path / "out", mentions=["posix.system"])
+    evil.mkdir()
+    for protocol in (2, 4):
+        (evil / ".metadata").write_bytes(pickle.dumps(Runs(marker), protocol=protocol))
+        refused(capsys, 3, "from-dcp", evil, "-o", tmp_path / "out", mentions=["posix.system"])
+    (evil / ".metadata").write_bytes(b"cbuiltins\ngetattr\n(cbuiltins\neval\nS'x'\ntR.")
+    refused(capsys, 3, "from-dcp", evil, "-o", tmp_path / "out", mentions=["builtins.eval"])
+    np.savez(tmp_path / "evil.npz", w=np.array([Runs(marker)], dtype=object))
+    refused(capsys, 3, "from-npz", tmp_path / "evil.npz", "-o", tmp_path / "out", mentions=["pickled objects"])
+    assert not marker.exists()
+
+
+def test_truncated_files(saved, tmp_path, capsys):
+    ranks, _ = sharded_files()
+    save_file(ranks[0], tmp_path / "x.safetensors")
+    np.savez(tmp_path / "x.npz", a=np.arange(1000.0))
+    (tmp_path / "x.pt").write_bytes((saved / "rank_0.pt").read_bytes())
+    for command, name in (("from-safetensors", "x.safetensors"), ("from-npz", "x.npz"), ("from-pt", "x.pt"),
+                          ("from-megatron", "x.pt")):
+        raw = (tmp_path / name).read_bytes()
+        for size in (0, 5, len(raw) // 2, len(raw) - 1):
+            (tmp_path / name).write_bytes(raw[:size])
+            refused(capsys, 3, command, tmp_path / name, "-o", tmp_path / "out", mentions=[name, "truncated"])
+        (tmp_path / name).write_bytes(raw)
+    with zipfile.ZipFile(tmp_path / "x.npz") as whole:  # damaged inside: found when it is read, and nothing is left
+        offset = whole.getinfo("a.npy").header_offset
+    raw = bytearray((tmp_path / "x.npz").read_bytes())
+    raw[offset + 4000] ^= 1
+    (tmp_path / "x.npz").write_bytes(raw)
+    refused(capsys, 3, "from-npz", tmp_path / "x.npz", "-o", tmp_path / "out", mentions=["x.npz: a", "CRC"])
+
+
+def copied_checkpoint(saved, folder, change=lambda metadata: None):
+    """A copy of the checkpoint, its metadata changed."""
+    folder.mkdir()
+    for file in (saved / "dcp").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def test_a_checkpoint_that_contradicts_itself(saved, tmp_path, capsys):
+    def chunks(metadata):
+        return metadata.state_dict_metadata["gradients.columns.weight"].chunks
+
+    def move_file(metadata):
+        next(iter(metadata.storage_data.values())).relative_path = "../outside"
+
+    def stored_elsewhere(metadata):
+        del metadata.storage_data[next(index for index in metadata.storage_data if "columns" in index.fqn)]
+    changes = {
+        "overlap": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([3, 4])),
+        "in all": lambda m: chunks(m).pop(), "outside the tensor": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([9, 9])),
+        "other dimensions": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([3])),
+        "no bytes|inside the checkpoint": move_file, "no bytes": stored_elsewhere, "something else": lambda m: m.__dict__.clear(),
+    }
+    for i, (words, change) in enumerate(changes.items()):
+        folder = copied_checkpoint(saved, tmp_path / f"dcp{i}", change)
+        message = refused(capsys, 3, "from-dcp", folder, "--prefix", "gradients.", "-o", tmp_path / "out")
+        assert any(word in message for word in words.split("|")), (words, message)
+
+    folder = copied_checkpoint(saved, tmp_path / "short")
+    data = max(folder.glob("*.distcp"), key=lambda file: file.name)
+    raw = data.read_bytes()
+    data.write_bytes(raw[:-100])
+    refused(capsys, 3, "from-dcp", folder, "--prefix", "gradients.", "-o", tmp_path / "out", mentions=["truncated"])
+    data.write_bytes(bytes(len(raw)))
+    refused(capsys, 3, "from-dcp", folder, "--prefix", "gradients.", "-o", tmp_path / "out", mentions=[data.name])
+    data.unlink()
+    refused(capsys, 3, "from-dcp", folder, "--prefix", "gradients.", "-o", tmp_path / "out", mentions=["is not there"])
+    (folder / ".metadata").write_bytes((folder / ".metadata").read_bytes()[:200])
+    refused(capsys, 3, "from-dcp", folder, "--prefix", "gradients.", "-o", tmp_path / "out", mentions=["not readable"])
+    (folder / ".metadata").unlink()
+    refused(capsys, 3, "from-dcp", folder, "--prefix", "gradients.", "-o", tmp_path / "out", mentions=["no .metadata"])
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse")
+def test_shapes_types_and_names_that_do_not_fit(saved, tmp_path, capsys):
+    ranks, _ = sharded_files()
+    layout, out = write_layout(tmp_path / "layout.json"), tmp_path / "out"
+    inputs = [tmp_path / f"shard-{rank}.safetensors" for rank in range(WORLD)]
+
+    def check(code, change, *mentions, layout=layout, given=inputs):
+        for rank in range(WORLD):
+            tensors = dict(ranks[rank])
+            if rank == 2:
+                change(tensors)
+            save_file(tensors, inputs[rank])
+        refused(capsys, code, "from-safetensors", *given, "--layout", layout, "-o", out, mentions=mentions)
+
+    def nothing(tensors):
+        pass
+    check(3, lambda t: t.update({"float32.rows": torch.ones(1, 2)}), "float32.rows", "of [4, 4]", "one of them does not fit")
+    check(3, lambda t: t.update({"float32.rows": torch.ones(2, 3)}), "shard-2.safetensors: float32.rows", "[2, 3]")
+    check(3, lambda t: t.update({"float32.rows": torch.ones(4)}), "shard-2", "1 dimensions")
+    check(3, lambda t: t.update({"float32.rows": torch.ones(2, 2).double()}), "float64", "float32, as on")
+    check(3, lambda t: t.update({"bias": torch.ones(3, dtype=torch.int32)}), "I32")
+    check(3, lambda t: t.pop("float32.rows"), "float32.rows", "rank 2 does not have it")
+    check(3, lambda t: t.update({"bias": torch.ones(2)}), "shard-2", "--layout")
+    check(3, nothing, "no pattern", "bias", layout=write_layout(tmp_path / "few.json", parameters=LAYOUT["parameters"][:1]))
+    check(3, nothing, "world_size 4, but 3 INPUTs", given=inputs[:3])
+    check(3, nothing, "number 2", given=[*inputs[:2], inputs[3]])
+    check(3, nothing, "a dimension that the tensor has",
+          layout=write_layout(tmp_path / "d.json", parameters=[{"pattern": ".*", "mesh": "job", "placements": ["S(5)", "R"]}]))
+
+    def pt(content, *mentions):
+        torch.save(content, tmp_path / "x.pt")
+        refused(capsys, 3, "from-pt", tmp_path / "x.pt", "-o", out, mentions=mentions)
+    pt([torch.ones(1)], "a list")
+    pt({"g": {"w": torch.ones(1)}}, "x.pt: g", "--key")
+    pt({"w": torch.ones(1, dtype=torch.int64)}, "int64", "--skip")
+    pt({"w": None}, "None wherever")
+    pt({3: torch.ones(1)}, "a name that is a int")
+    pt({"": torch.ones(1)}, "a name of 0 bytes")
+    pt({"a\0\x1b[31m": torch.ones(1)}, "\\x1b[31m")
+    pt({"x" * 5000: torch.ones(1)}, "5000 bytes")
+    pt({"w": torch.ones(2).to_sparse()}, "sparse")
+    pt({}, "not one tensor")
+    refused(capsys, 3, "from-pt", saved / "rank_0.pt", "--key", "other", "-o", out, mentions=["no 'other'", "gradients"])
+    refused(capsys, 3, "from-pt", saved / "rank_0.pt", "--key", "gradients", "-o", out, mentions=["rank 1 does not have"])
+    names = [tmp_path / name for name in "bacd"]  # no numbers in the names: the order of the arguments stands
+    for rank, name in enumerate(names):
+        name.write_bytes((saved / f"rank_{rank}.pt").read_bytes())
+    refused(capsys, 3, "from-pt", *sorted(names), "--key", "gradients", "-o", out, mentions=["order of the ranks"])
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"world_size": 0}, "an integer from 1"), ({"world_size": True}, "an integer from 1"), ({"meshes": 3}, "an object"),
+    ({"meshes": {"job": {"dim_names": ["a"], "ranks": [0, 0]}}}, "at most once"),
+    ({"meshes": {"job": {"dim_names": ["a"], "ranks": [0, 4]}}}, "0 to 3"),
+    ({"meshes": {"job": {"dim_names": ["a"], "ranks": [[0], [1, 2]]}}}, "equal length"),
+    ({"meshes": {"job": {"dim_names": ["a"], "ranks": [[0, 1]]}}}, "2 different names"), ({"extra": 1}, "the key 'extra'"),
+    ({"device_mesh": "none"}, "one of the meshes job, last"), ({"parameters": [{"mesh": "job"}]}, "a \"pattern\""),
+    ({"parameters": [{"pattern": "("}]}, "a regular expression"),
+    ({"parameters": [{"pattern": "a", "mesh": "job", "placements": ["R"]}]}, "2, one for each"),
+    ({"parameters": [{"pattern": "a", "mesh": "job", "placements": ["R", "Flat()"]}]}, "Flat()"),
+    ({"parameters": [{"pattern": "a", "placements": ["R"]}]}, "without a mesh"),
+    ({"parameters": [{"pattern": "a", "copies": "many"}]}, "\"distinct\""),
+])
+def test_a_wrong_layout(tmp_path, capsys, changes, words):
+    save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
+    refused(capsys, 3, "from-safetensors", tmp_path / "a.safetensors", "--layout",
+            write_layout(tmp_path / "layout.json", **changes), "-o", tmp_path / "out", mentions=["layout.json", words])
+
+
+def test_out_is_whole_or_as_it_was(tmp_path, capsys, gradclip, monkeypatch):
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    np.savez(tmp_path / "b.npz", a=np.ones(3), b=np.ones(2))
+    out = tmp_path / "out"
+    convert("from-npz", tmp_path / "a.npz", "-o", out)
+    again = (tmp_path / "again")
+    convert("from-npz", tmp_path / "a.npz", "-o", again)
+    for file in out.iterdir():
+        assert file.read_bytes() == (again / file.name).read_bytes()
+    refused(capsys, 2, "from-npz", tmp_path / "b.npz", "-o", out, mentions=["--overwrite"])
+    raw = bytearray((tmp_path / "b.npz").read_bytes())
+    raw[raw.rindex(b"NUMPY") + 130] ^= 1
+    (tmp_path / "broken.npz").write_bytes(raw)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    refused(capsys, 3, "from-npz", tmp_path / "broken.npz", "--overwrite", "-o", out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    convert("from-npz", tmp_path / "b.npz", "--overwrite", "-o", out)
+    assert gradclip_load.Dump(out).names() == ["a", "b"]
+
+    (tmp_path / "folder").mkdir()
+    refused(capsys, 2, "from-npz", tmp_path / "b.npz", "--overwrite", "-o", tmp_path / "folder", mentions=["no dump"])
+    refused(capsys, 2, "from-npz", tmp_path / "b.npz", "--overwrite", "-o", tmp_path / "b.npz", mentions=["the input"])
+    refused(capsys, 2, "from-npz", tmp_path / "b.npz", "-o", tmp_path, mentions=["around it"])
+    refused(capsys, 3, "from-npz", tmp_path / "none.npz", "-o", tmp_path / "new", mentions=["no such file"])
+    monkeypatch.setattr(gradclip_convert.gradclip_record, "_write_text", raises(OSError(28, "No space left on device")))
+    refused(capsys, 5, "from-npz", tmp_path / "a.npz", "-o", tmp_path / "new", mentions=["No space"])
+    for words in (["--step", "-1"], ["--norm-type", "x"], ["--max-grad-norm", "inf"], ["--skip", "("], ["--state", "x"]):
+        with pytest.raises(SystemExit) as ended:
+            gradclip_convert.main(["from-npz", str(tmp_path / "a.npz"), "-o", str(tmp_path / "new"), *words])
+        assert ended.value.code == 2
+
+
+def raises(error):
+    def function(*_):
+        raise error
+    return function
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+class PeakOfOwnMemory(threading.Thread):
+    """The most memory of its own that this process had, in bytes: pages of mapped files are the system's to take back."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.begin = self.peak = self.now()
+        self.done = threading.Event()
+
+    @staticmethod
+    def now():
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("RssAnon:")[1].split()[0])
+
+    def run(self):
+        while not self.done.wait(0.001):
+            self.peak = max(self.peak, self.now())
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.join()
+
+
+@pytest.mark.parametrize("command", ["from-pt", "from-safetensors", "from-npz", "from-dcp", "from-megatron"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_tensor_at_a_time_is_in_memory(tmp_path, command):
+    size, count = 8 << 20, 12
+    tensors = {f"layer{i}": torch.full((1024, size // 4096), float(i)) for i in range(count)}
+    file = tmp_path / "input"
+    if command == "from-dcp":
+        dcp.save(tensors, checkpoint_id=file, no_dist=True)
+    elif command == "from-npz":
+        file = file.with_suffix(".npz")
+        np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    elif command == "from-safetensors":
+        save_file(tensors, file)
+    elif command == "from-pt":
+        torch.save(tensors, file)
+    else:
+        order = list(tensors)
+        torch.save({"format": "gradclip.megatron", "rank": 0, "world_size": 1,
+                    "groups": {"dense": {"data": [0], "tensor": [0]}},
+                    "parameters": [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()],
+                    "buffers": [megatron_buffer(tensors, order, 0, 1, torch.float32, per_bucket=count)]}, file)
+    del tensors
+    with PeakOfOwnMemory() as memory:
+        convert(command, file, "-o", tmp_path / "dump")
+    assert memory.peak - memory.begin < 4 * size, f"{(memory.peak - memory.begin) / size:.1f} tensors of {count}"
+    with h5py.File(tmp_path / "dump/rank_00000.h5") as written:
+        assert sorted(written["gradients"]) == sorted(f"layer{i}" for i in range(count))
