@@ -2,13 +2,13 @@
 """Make a gradclip dump of gradients that were saved in another way.
 
     python gradclip_convert.py from-dcp CHECKPOINT -o DUMP                  torch.distributed.checkpoint
-    python gradclip_convert.py from-pt rank_*.pt -o DUMP                    torch.save, a file per rank, DTensors or tensors
+    python gradclip_convert.py from-pt rank_*.pt -o DUMP                    torch.save, a file per rank
     python gradclip_convert.py from-safetensors *.safetensors -o DUMP       whole tensors; with --layout a file per rank
     python gradclip_convert.py from-npz FILE.npz -o DUMP                    likewise
     python gradclip_convert.py from-megatron rank_*.pt -o DUMP              flat parts of the distributed optimizer
 
-docs/converting.md has a section on each, and on the layout file. One tensor at a time is in memory; DUMP appears whole or
-not at all; inputs are never changed, and nothing that they hold is run. Exit codes are gradclip's (docs/exit-codes.md).
+docs/converting.md has a section on each, and on the layout file. One tensor at a time is in memory; DUMP appears whole
+or not at all; inputs are never changed, and nothing that they hold is run. Exit codes are those of docs/exit-codes.md.
 Needs torch, h5py and numpy, gradclip_record.py and converters/ beside it, safetensors for its files, and xxhash if the
 dump is to carry checksums.
 """
@@ -53,13 +53,13 @@ def main(arguments=None):
         return RESOURCES
     except Exception:  # noqa: BLE001 - Python's own code for it is 1, which means findings
         traceback.print_exc()
-        print("gradclip_convert: error: a bug in gradclip_convert; please report it with the lines above", file=sys.stderr)
+        print("gradclip_convert: error: a bug in gradclip_convert; please report the lines above", file=sys.stderr)
         return BUG
 
 
 def _give_memory_back():
-    """Let glibc map each tensor on its own. On its heap, small objects settle where a tensor was, the next one does not fit
-    there any more, and the process grows to the size of the model."""
+    """Let glibc map each tensor on its own. On its heap, small objects settle where a tensor was, the next one does not
+    fit there any more, and the process grows to the size of the model."""
     try:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
     except (AttributeError, OSError):
@@ -231,7 +231,7 @@ COMMANDS = (
      "files of whole tensors; with --layout one for each rank: a file, or a directory of its files"),
     ("from-npz", ".npz files of numpy: whole tensors, or each rank's with --layout",
      "files of whole tensors; with --layout one for each rank: a file, or a directory of its files"),
-    ("from-megatron", "flat parts of Megatron-LM's distributed optimizer", "what save_flat_gradients wrote, every rank's"))
+    ("from-megatron", "flat parts of Megatron-LM's distributed optimizer", "what save_flat_gradients wrote: all ranks"))
 
 
 def _integer(low):

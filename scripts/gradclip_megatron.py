@@ -1,7 +1,7 @@
 """Save what Megatron-LM's distributed optimizer holds of one step's gradients, for gradclip_convert.py from-megatron.
 
-Every rank calls it after finalize_model_grads, when its part of each gradient buffer is reduced, and before the optimizer's
-step. Nothing is communicated; each rank writes a file of its own parts, padding included:
+Every rank calls it after finalize_model_grads, when its part of each gradient buffer is reduced, and before the
+optimizer's step. Nothing is communicated; each rank writes a file of its own parts, padding included:
 
     from megatron.core import parallel_state as mpu
     from gradclip_megatron import save_flat_gradients
@@ -41,13 +41,14 @@ def save_flat_gradients(path, optimizer, model_chunks, *, groups, pipeline=None,
             (ranges,) = ranges_by_dtype.values()  # one type of parameters and gradients for each buffer
             group = buffer.data_parallel_group
             buffers.append([{"grad_data": _own_part(bucket.grad_data, group.rank(), group.size()),
-                             "param_map": {index[parameter]: {key: (found.start, found.end) for key, found in row.items()}
+                             "param_map": {index[parameter]: _numbers(row)
                                            for parameter, row in bucket_ranges["param_map"].items()}}
                             for bucket, bucket_ranges in zip(buffer.buckets, ranges)])
     rank = dist.get_rank() if rank is None else rank
     torch.save({"format": "gradclip.megatron", "rank": rank,
                 "world_size": dist.get_world_size() if world_size is None else world_size,
-                "groups": {kind: {axis: _ranks(group) for axis, group in axes.items()} for kind, axes in groups.items()},
+                "groups": {kind: {axis: _ranks(group) for axis, group in axes.items()}
+                           for kind, axes in groups.items()},
                 "pipeline": [rank] if pipeline is None else _ranks(pipeline),
                 "parameters": parameters, "buffers": buffers}, path)
 
@@ -67,6 +68,10 @@ def _own_part(data, rank, size):
     """A copy, as torch.save would write all of the buffer that a view looks at."""
     part = data.numel() // size
     return data[rank * part:(rank + 1) * part].detach().cpu().clone()
+
+
+def _numbers(ranges):
+    return {key: (found.start, found.end) for key, found in ranges.items()}
 
 
 def _ranks(group):

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.tensor import Partial
 
-from converters.errors import ConvertError
+from converters.errors import ConvertError, first_line
 from converters.grids import common_world, plan
 from converters.job import Job, Parameter
 from converters.safe_load import load_dcp_metadata, load_tensors
@@ -75,10 +75,14 @@ class _Checkpoint:
                 continue
             if isinstance(found, BytesStorageMetadata):
                 others.append(found_name)
-            elif isinstance(found, TensorStorageMetadata):
-                self.tensors[name] = _Tensor(self.path, found_name, found, metadata.storage_data)
-            else:
+            elif not isinstance(found, TensorStorageMetadata):
                 raise ConvertError(f"{path}: {found_name}", f"a {type(found).__name__}", "a tensor")
+            else:
+                try:
+                    self.tensors[name] = _Tensor(self.path, found_name, found, metadata.storage_data)
+                except (AttributeError, TypeError, ValueError) as error:  # a pickle of other things in these classes
+                    raise ConvertError(f"{path}: {found_name}", f"not described as a tensor ({first_line(error)})",
+                                       "what torch.distributed.checkpoint writes") from error
         if others:
             note(f"{len(others)} entries of the checkpoint are no tensors and were left out: {', '.join(others[:5])}")
 
@@ -142,8 +146,9 @@ class _Tensor:
                                    f"{self.begins[other].tolist()} overlap", "each element once")
         held = sum(math.prod(sizes) for sizes in (self.ends - self.begins).tolist())
         if held != math.prod(self.shape):
-            raise ConvertError(self.where, f"chunks of {held} elements in all", f"{math.prod(self.shape)}, the whole of "
-                               f"{list(self.shape)}", "was the checkpoint saved by every rank?")
+            raise ConvertError(self.where, f"chunks of {held} elements in all",
+                               f"{math.prod(self.shape)}, the whole of {list(self.shape)}",
+                               "was the checkpoint saved by every rank?")
 
     def grid(self):
         """Per dimension the lengths of the pieces, if every piece of one meets every piece of the others."""

@@ -1,4 +1,4 @@
-"""Errors as gradclip words them: where, what was found, what was expected, what to do; the code of docs/exit-codes.md."""
+"""Errors as gradclip words them: where, what was found, what was expected, what to do. Codes: docs/exit-codes.md."""
 
 USAGE, BAD_INPUT, RESOURCES, BUG = 2, 3, 5, 70
 

@@ -20,8 +20,8 @@ from converters.safe_load import load_tensors
 
 @dataclass
 class Found:
-    """What a file says of a tensor, its data aside. What follows dtype is a DTensor's; then shape is the global one, and
-    root the mesh that its own is a part of."""
+    """What a file says of a tensor, its data aside. What follows dtype is a DTensor's; then shape is the global one,
+    and root the mesh that its own is a part of."""
 
     file: Path
     shape: tuple
@@ -132,7 +132,8 @@ class NpzFile:
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise self._unreadable(error) from error
         if not isinstance(self.content, np.lib.npyio.NpzFile):
-            raise ConvertError(path, "one array", "an .npz file, which has names", "save it with np.savez(FILE, name=...)")
+            raise ConvertError(path, "one array", "an .npz file, which has names",
+                               "save it with np.savez(FILE, name=...)")
 
     def close(self):
         self.content.close()

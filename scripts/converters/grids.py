@@ -1,7 +1,7 @@
 """Meshes for the blocks that a tensor is cut into, where nothing tells the job's own mesh.
 
-A grid is, for each dimension of a tensor, the lengths of its pieces. PyTorch's chunk rule and its repetition (a chunk of
-a chunk, as FSDP2 over tensor parallelism has it) are what placements can say; everything else needs a layout file.
+A grid is, for each dimension of a tensor, the lengths of its pieces. PyTorch's chunk rule and its repetition (a chunk
+of a chunk, as FSDP2 over tensor parallelism has it) are what placements can say; all else needs a layout file.
 """
 
 import itertools
@@ -45,7 +45,7 @@ def plan(shape, grid, world):
 
 
 def _cuts(grid, world):
-    """Per dimension the factors into which it is cut, with the fewest copies on `world` ranks; None if there are none."""
+    """Per dimension the factors that cut it, with the fewest copies on `world` ranks; None if there are none."""
     options = [_factors(pieces, world) for pieces in grid]
     fitting = [cuts for cuts in itertools.product(*options)
                if world % math.prod(factor for factors in cuts for factor in factors) == 0]
@@ -53,7 +53,7 @@ def _cuts(grid, world):
 
 
 def _factors(pieces, world):
-    """The ways to cut a dimension into these pieces: by () if it is whole, (k,), or (a, b) where nothing simpler does."""
+    """The ways to cut a dimension into these pieces: () if it is whole, (k,), or (a, b) where nothing simpler does."""
     length, divisors = sum(pieces), [k for k in range(2, world + 1) if world % k == 0]
     found = [()] if len(pieces) <= 1 else []
     found += [(k,) for k in divisors if _chunks([length], k) == list(pieces)]

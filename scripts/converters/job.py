@@ -91,7 +91,8 @@ class Parameter:
             return
         kind = f"as {gradclip_record._placements(self._at(rank))} on the mesh {self.mesh.row}" if self.mesh else ""
         raise ConvertError(f"{where}: {self.name}", f"the shape {list(shape)} on rank {rank}",
-                           f"{list(expected[0])}, which is rank {rank}'s part of {list(self.shape)} {kind}".rstrip(), advice)
+                           f"{list(expected[0])}, which is rank {rank}'s part of {list(self.shape)} {kind}".rstrip(),
+                           advice)
 
     def local_shapes(self, rank):
         """The shapes that the placements can mean on a rank, the likeliest first."""

@@ -83,7 +83,8 @@ class Layout:
         if name is None:
             return None
         if not isinstance(name, str) or name not in self.meshes:
-            self._refuse(key, json.dumps(name)[:100], f"one of the meshes {', '.join(self.meshes) or '(there is none)'}")
+            self._refuse(key, json.dumps(name)[:100],
+                         f"one of the meshes {', '.join(self.meshes) or '(there is none)'}")
         return self.meshes[name]
 
     def _mesh(self, name, row):

@@ -90,7 +90,8 @@ def _parameter(ranks, key, name, mesh, described):
     pieces = {rank: ranks.pieces[rank].get(key) for rank in mesh.members()}
     dtypes = {piece.dtype: rank for rank, piece in pieces.items() if piece}
     if len(dtypes) != 1:
-        raise ConvertError(name, f"elements of the types {', '.join(dtypes) or '(none: no rank has a part)'}", "one type")
+        raise ConvertError(name, f"elements of the types {', '.join(dtypes) or '(none: no rank has a part)'}",
+                           "one type")
     ranges = {rank: piece.param if piece else (0, 0) for rank, piece in pieces.items()}
     for line in mesh.ranks.reshape(-1, mesh.shape[-1]).tolist():
         _check_cover(ranks, name, [(ranges[rank], rank) for rank in line], local_elements)
@@ -105,8 +106,9 @@ def _check_cover(ranks, name, ranges, elements):
     for (begin, end), rank in sorted(ranges):
         if begin < end and begin != at:
             what = "are twice" if begin < at else "are on no rank"
-            raise ConvertError(f"{ranks.files[rank]}: {name}", f"the elements from {min(begin, at)} to {max(begin, at)} "
-                               f"{what}", f"ranges that are 0 to {elements} together", "are the files of one step?")
+            raise ConvertError(f"{ranks.files[rank]}: {name}", f"the elements from {min(begin, at)} to "
+                               f"{max(begin, at)} {what}", f"ranges that are 0 to {elements} together",
+                               "are the files of one step?")
         at = max(at, end)
     if at != elements:
         raise ConvertError(name, f"the elements from {at} to {elements} are on no rank of {[r for _, r in ranges]}",
@@ -185,7 +187,8 @@ class _Ranks:
         content = load_tensors(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ConvertError(path, "something else", "what save_flat_gradients writes (docs/converting.md)")
-        for key, kind in (("rank", int), ("world_size", int), ("groups", dict), ("parameters", list), ("buffers", list)):
+        kinds = {"rank": int, "world_size": int, "groups": dict, "parameters": list, "buffers": list}
+        for key, kind in kinds.items():
             if not isinstance(content.get(key), kind):
                 raise ConvertError(f"{path}, {key}", f"a {type(content.get(key)).__name__}", f"a {kind.__name__}")
         if not 0 <= content["rank"] < content["world_size"]:

@@ -81,8 +81,10 @@ def _files(kind, path):
 def _in_order_of_ranks(inputs):
     """As given, unless the names differ in one number alone: then by that number, as a shell puts 10 before 2."""
     split = [re.split(r"(\d+)", str(path)) for path in inputs]
-    places = {i for parts in split for i in range(len(parts)) if len(parts) == len(split[0]) and parts[i] != split[0][i]}
-    if len(inputs) < 2 or len({len(parts) for parts in split}) > 1 or len(places) != 1 or min(places) % 2 == 0:
+    if len({len(parts) for parts in split}) > 1:
+        return inputs
+    places = {i for parts in split for i, (part, first) in enumerate(zip(parts, split[0])) if part != first}
+    if len(places) != 1 or min(places) % 2 == 0:  # every second part is a number
         return inputs
     place = places.pop()
     numbered = sorted((int(parts[place]), path) for parts, path in zip(split, inputs))
@@ -177,8 +179,8 @@ class _Parameters:
             shapes.setdefault(found.shape, []).append(rank)
         if len(shapes) > 1 and copies == "replicated":
             (shape, ranks), (other, others) = list(shapes.items())[:2]
-            raise ConvertError(f"{known[others[0]].file}: {name}", f"the shape {list(other)}, but {list(shape)} on rank "
-                               f"{ranks[0]}", "copies of one tensor",
+            raise ConvertError(f"{known[others[0]].file}: {name}", f"the shape {list(other)}, but {list(shape)} on "
+                               f"rank {ranks[0]}", "copies of one tensor",
                                "if these are shards, describe them with --layout")
         for rank in holders.keys() - known.keys():
             next(iter(shapes.values())).append(rank)
@@ -193,7 +195,8 @@ class _Parameters:
         shape = list(known[int(mesh.ranks.flat[0])].shape)
         for rank in mesh.members():
             if len(known[rank].shape) != len(shape):
-                raise ConvertError(f"{known[rank].file}: {name}", f"{len(known[rank].shape)} dimensions", f"{len(shape)}")
+                raise ConvertError(f"{known[rank].file}: {name}", f"{len(known[rank].shape)} dimensions",
+                                   f"{len(shape)}")
         Parameter(name, shape, dtype, mesh, rule.placements)  # refuses dimensions that the tensor has not
         for d in range(len(shape)):
             cut = [m for m, placement in enumerate(rule.placements) if getattr(placement, "dim", None) == d]

@@ -1,112 +1,48 @@
-"""gradclip_convert.py on files that the real libraries wrote: what gradclip says of the dumps, against torch and numpy."""
+"""gradclip_convert.py on files that the real libraries wrote: what gradclip says of them, against torch and numpy."""
 
-import io
 import json
 import math
 import os
 import pickle
+import random
 import sys
 import threading
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "scripts"), str(HERE)]
 
+import convert_inputs  # noqa: E402  # before torch: sets the number of threads
 import h5py  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from conftest import free_port  # noqa: E402
+from convert_inputs import LAYOUT, WORLD, bytes_of, save_megatron_job, sharded_files, split, write_layout  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+from torch.distributed.tensor import Replicate, Shard  # noqa: E402
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset  # noqa: E402
 
 import gradclip_convert  # noqa: E402
 import gradclip_load  # noqa: E402
+from converters.errors import ConvertError  # noqa: E402
+from converters.grids import common_world, plan  # noqa: E402
 from gradclip_megatron import save_flat_gradients  # noqa: E402
 
-WORLD = 4
-DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-ODD_NAMES = ("50% a/b", ".hidden", "grüße 模型", "tab\there", "x" * 300)
 
-
-# What the libraries write ---------------------------------------------------------------------------------------------
-
-def trained_gradients(mesh):
-    """FSDP2 over tensor parallelism, as a training step leaves it: uneven rows, columns, and a weight that only FSDP
-    cuts, on meshes of its own."""
-    model = nn.ModuleDict({f"rows{n}": nn.Linear(2, n, bias=False) for n in (5, 9)})
-    model["columns"], model["plain"] = nn.Linear(6, 5, bias=False), nn.Linear(3, 7)
-    torch.manual_seed(7)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
-    parallelize_module(model, mesh["tp"], {"rows5": ColwiseParallel(), "rows9": ColwiseParallel(),
-                                           "columns": RowwiseParallel(input_layouts=Replicate())})
-    for child in model.values():
-        fully_shard(child, mesh=mesh["dp_shard"])
-    for child in model.values():
-        output = child(torch.randn(3, child.in_features))
-        (output.to_local() if isinstance(output, DTensor) else output).square().sum().backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def made_gradients(mesh):
-    """What no small training run brings about: every type, other placements, names with odd characters."""
-    torch.manual_seed(3)
-    found = {}
-    for i, dtype in enumerate(DTYPES):
-        found[f"as_{dtype}".replace("torch.", "")] = distribute_tensor(
-            torch.randn(6, 8).to(dtype).view(torch.uint8 if dtype.itemsize == 1 else dtype), mesh,
-            [(Shard(0), Shard(1)), (Replicate(), Shard(1)), (Shard(1), Replicate())][i % 3])
-        if dtype.itemsize == 1:  # DTensor cannot scatter them
-            local = found.pop(f"as_{dtype}".replace("torch.", ""))
-            found[f"as_{dtype}".replace("torch.", "")] = DTensor.from_local(
-                local.to_local().view(dtype), mesh, local.placements, shape=local.shape, stride=local.stride())
-    for name in ODD_NAMES:
-        found[name] = distribute_tensor(torch.randn(5), mesh, [Shard(0), Replicate()])
-    found["one_row"] = distribute_tensor(torch.randn(1, 3), mesh, [Shard(0), Shard(1)])
-    found["scalar"] = distribute_tensor(torch.randn(()), mesh, [Replicate(), Replicate()])
-    return found
-
-
-def in_one_process(rank, port, folder):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
-    gradients = {**trained_gradients(mesh), **made_gradients(mesh)}
-    whole = {}
-    for name, gradient in gradients.items():
-        bits = gradient.to_local().dtype.itemsize == 1
-        local = gradient.to_local().view(torch.uint8) if bits else gradient.to_local()
-        full = DTensor.from_local(local, gradient.device_mesh, gradient.placements, shape=gradient.shape,
-                                  stride=gradient.stride()).full_tensor()
-        whole[name] = full.view(gradient.dtype) if bits else full
-    addends = DTensor.from_local(torch.full((3, 2), rank // 2 + 0.5), mesh, [Partial(), Replicate()])
-    torch.save({"step": 3, "gradients": {**gradients, "bias": torch.arange(3.0)}, "unsummed": {"addends": addends}},
-               folder / f"rank_{rank}.pt")
-    dcp.save({"gradients": gradients, "step": 3, "plain": torch.arange(3.0)}, checkpoint_id=folder / "dcp")
-    if rank == 0:
-        torch.save(whole, folder / "whole.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
+# The inputs -----------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """One world of processes for all tests: rank_*.pt, dcp/, and whole.pt with the full tensors."""
     folder = tmp_path_factory.mktemp("saved")
     # Forked, as each new process would have to import torch.
-    mp.start_processes(in_one_process, (free_port(), folder), nprocs=WORLD, start_method="fork")
+    mp.start_processes(convert_inputs.in_one_process, (free_port(), folder), nprocs=WORLD, start_method="fork")
     return folder
 
 
@@ -132,7 +68,7 @@ def refused(capsys, code, *words, mentions=()):
 
 
 def bits(tensor):
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else tensor.reshape(1).numpy().tobytes()
+    return bytes_of(tensor.reshape(-1)).numpy().tobytes()
 
 
 def norm_of(tensors):
@@ -153,7 +89,8 @@ def assert_tensors(gradclip, dump, expected, reports):
     merged = dump.with_name(dump.name + ".merged")
     gradclip("merge", dump, "-o", merged, reports=reports)
     loaded = gradclip_load.Dump(merged)
-    assert {name.removesuffix("@2") for name in loaded.names()} == set(expected)  # @2: FSDP's on the other tp coordinate
+    # @2: what FSDP has on the other coordinate of tensor parallelism
+    assert {name.removesuffix("@2") for name in loaded.names()} == set(expected)
     for name, tensor in expected.items():
         found = loaded.torch(name)
         assert found.dtype == tensor.dtype and found.shape == tensor.shape, name
@@ -178,52 +115,9 @@ def test_from_pt(saved, tmp_path, gradclip):
     assert_whole(gradclip, out, {**torch.load(saved / "whole.pt"), "bias": torch.arange(3.0)}, tmp_path)
     entries = {entry["name"]: entry for entry in json.loads((out / "manifest.json").read_text())["parameters"]}
     assert entries["rows9.weight"]["placements"] == ["_StridedShard(dim=0, sf=2)", "Shard(0)"]
-    convert("from-pt", *reversed(inputs), "--key", "unsummed", "-o", unsummed)  # the numbers in the names tell the ranks
+    # The numbers in the names tell the ranks, not the order of the arguments.
+    convert("from-pt", *reversed(inputs), "--key", "unsummed", "-o", unsummed)
     assert_tensors(gradclip, unsummed, {"addends": torch.full((3, 2), 2.0)}, tmp_path)
-
-
-def split(tensor, mesh_shape, dims):
-    """Shards of a tensor by mesh coordinate: dimension d of the mesh chunks dims[d] of the tensor, None keeps it."""
-    shards = {}
-    for coordinate in np.ndindex(*mesh_shape):
-        shard = tensor
-        for at, count, dim in zip(coordinate, mesh_shape, dims):
-            shard = torch.chunk(shard, count, dim)[at] if dim is not None else shard
-        shards[coordinate] = shard.contiguous()
-    return shards
-
-
-LAYOUT = {
-    "world_size": WORLD,
-    "meshes": {"job": {"dim_names": ["dp", "tp"], "ranks": [[0, 1], [2, 3]]},
-               "last": {"dim_names": ["tp"], "ranks": [2, 3]}},
-    "device_mesh": "job",
-    "parameters": [
-        {"pattern": r".*\.rows", "mesh": "job", "placements": ["Shard(0)", "Shard(1)"]},
-        {"pattern": r".*\.sums", "mesh": "job", "placements": ["Partial(avg)", "Replicate()"]},
-        {"pattern": r"head\..*", "mesh": ["last"], "placements": ["Shard(dim=0)"]},
-        {"pattern": r"raw\.float8.*", "mesh": "job", "placements": ["Replicate()", "S(1)"], "dtype": "float8_e4m3fn"},
-        {"pattern": r"raw\..*", "mesh": "job", "placements": ["R", "S(1)"], "dtype": "bfloat16"},
-        {"pattern": ".*", "mesh": None},
-    ],
-}
-
-
-def write_layout(path, **changes):
-    path.write_text(json.dumps({**LAYOUT, **changes}))
-    return path
-
-
-def sharded_files(dtypes=(torch.float32, torch.bfloat16, torch.float8_e5m2, torch.float64)):
-    """({rank: {name: shard}}, {name: whole}) of LAYOUT's job."""
-    torch.manual_seed(11)
-    whole = {f"{str(dtype)[6:]}.rows": torch.randn(5, 4).to(dtype) for dtype in dtypes}
-    whole["50% a/b.rows"] = torch.randn(3, 2)
-    ranks = {rank: {"bias": torch.arange(3.0)} for rank in range(WORLD)}
-    for name, tensor in whole.items():
-        for (i, j), shard in split(tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor, (2, 2), (0, 1)).items():
-            ranks[2 * i + j][name] = shard.view(tensor.dtype)
-    return ranks, {**whole, "bias": torch.arange(3.0)}
 
 
 def test_from_safetensors(tmp_path, gradclip):
@@ -256,8 +150,9 @@ def test_whole_tensors_in_several_safetensors_files(tmp_path, gradclip):
 
 
 def test_from_npz(tmp_path, gradclip):
-    arrays = {"a": np.arange(6.0).reshape(2, 3), "50% a/b": np.float32([[1, 2]]), "big": np.arange(3.0).astype(">f4"),
-              "half": np.float16([1.5]), "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "s": np.float32(2.5)}
+    square = np.arange(6.0).reshape(2, 3)
+    arrays = {"a": square, "columns": np.asfortranarray(square), "50% a/b": np.float32([[1, 2]]),
+              "big": np.arange(3.0).astype(">f4"), "half": np.float16([1.5]), "s": np.float32(2.5)}
     np.savez(tmp_path / "one.npz", **arrays)
     convert("from-npz", tmp_path / "one.npz", "-o", tmp_path / "dump")
     native = {name: array.astype(array.dtype.newbyteorder("=")) for name, array in arrays.items()}
@@ -268,11 +163,11 @@ def test_from_npz_by_ranks_with_raw_bits(tmp_path, gradclip):
     whole = {"raw.bfloat16": torch.randn(3, 4).bfloat16(), "raw.float8": torch.randn(3, 4).to(torch.float8_e4m3fn),
              "bias": torch.arange(3.0)}
     for rank in range(WORLD):
-        shards = {name: split(tensor.view({2: torch.int16, 1: torch.uint8}[tensor.itemsize]), (2, 2), (None, 1))
-                  for name, tensor in whole.items() if name != "bias"}
-        shards = {name: shard[rank // 2, rank % 2].numpy() for name, shard in shards.items()}
-        shards["raw.bfloat16"] = shards["raw.bfloat16"].view("u2" if rank % 2 else "V2")  # V2: ml_dtypes, as savez has it
-        (np.savez if rank % 2 else np.savez_compressed)(tmp_path / f"{rank}.npz", **shards, bias=np.arange(3, dtype="f4"))
+        shards = {name: split(whole[name].view(integers), (2, 2), (None, 1))[rank // 2, rank % 2].numpy()
+                  for name, integers in (("raw.bfloat16", torch.int16), ("raw.float8", torch.uint8))}
+        shards["raw.bfloat16"] = shards["raw.bfloat16"].view("u2" if rank % 2 else "V2")  # V2: as ml_dtypes' are saved
+        save = np.savez if rank % 2 else np.savez_compressed
+        save(tmp_path / f"{rank}.npz", **shards, bias=np.arange(3, dtype="f4"))
     layout = write_layout(tmp_path / "layout.json", training={"max_grad_norm": 0.5})
     convert("from-npz", *tmp_path.glob("*.npz"), "--layout", layout, "-o", tmp_path / "dump")
     assert_whole(gradclip, tmp_path / "dump", whole, tmp_path)
@@ -281,7 +176,8 @@ def test_from_npz_by_ranks_with_raw_bits(tmp_path, gradclip):
 
 def test_a_layout_puts_a_checkpoint_on_the_jobs_meshes(saved, tmp_path, gradclip):
     """Uneven strided shards are put together from chunks of another cut, and copies are written for each rank."""
-    whole = {name: tensor for name, tensor in torch.load(saved / "whole.pt").items() if name.startswith(("rows", "plain"))}
+    whole = torch.load(saved / "whole.pt")
+    whole = {name: whole[name] for name in whole if name.startswith(("rows", "plain"))}
     placements = {r"rows.*": ["_StridedShard(dim=0, sf=2)", "Shard(0)"], r"plain\.weight": ["Shard(1)", "Replicate()"]}
     rules = [{"pattern": pattern, "mesh": "job", "placements": found} for pattern, found in placements.items()]
     layout = write_layout(tmp_path / "layout.json", parameters=[*rules, {"pattern": ".*"}])
@@ -294,87 +190,70 @@ def test_a_layout_puts_a_checkpoint_on_the_jobs_meshes(saved, tmp_path, gradclip
         assert bits(loaded.torch(name)) == bits(whole[name])
 
 
-# Megatron-LM ----------------------------------------------------------------------------------------------------------
-# It is not on PyPI for CPUs. These have the names and the structure of its DistributedOptimizer (buffers, gbuf_ranges) and
-# _ParamAndGradBuffer, by their definitions in megatron/core/optimizer/distrib_optimizer.py and megatron/core/distributed.
-
-class Group:
-    def __init__(self, rank, size):
-        self.rank, self.size = lambda: rank, lambda: size
-
-
-def flat_range(start, end):
-    return SimpleNamespace(start=start, end=end, size=end - start)
-
-
-def ranges_of_rank(places, begin, size, group):
-    """A bucket's param_map on one rank: the four ranges of each parameter that its part of the buffer touches."""
-    part = size // group.size()
-    low, found = begin + group.rank() * part, {}
-    for parameter, (start, end) in places.items():
-        first, last = max(start, low), min(end, low + part)
-        if first < last:
-            found[parameter] = {"gbuf_world": flat_range(first, last), "gbuf_local": flat_range(first - low, last - low),
-                                "gbuf_world_in_bucket": flat_range(first - begin, last - begin),
-                                "param": flat_range(first - start, last - start)}
+def blocks_of(shape, mesh_shape, placements):
+    """{box: number of ranks that hold it} by PyTorch's own rule for plain shards."""
+    found = {}
+    for coordinate in np.ndindex(*mesh_shape):
+        local, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
+        if all(local):
+            box = tuple((begin, begin + size) for begin, size in zip(offset, local))
+            found[box] = found.get(box, 0) + 1
     return found
 
 
-def distributed_optimizer(gradients, group, per_bucket=2):
-    """One buffer of {parameter: gradient}: parameters from the last to the first, each from a multiple of 64 on, buckets
-    filled up to a multiple of the group's size and 128; between them NaN, which nobody may count."""
-    buckets, ranges, begin, parameters = [], [], 0, list(reversed(gradients))
-    dtype = next(iter(gradients.values())).dtype
-    for chosen in (parameters[i:i + per_bucket] for i in range(0, len(parameters), per_bucket)):
-        places, at = {}, begin
-        for parameter in chosen:
-            at = -(-at // 64) * 64
-            places[parameter] = (at, at + parameter.numel())
-            at += parameter.numel()
-        unit = math.lcm(group.size(), 128)
-        data = torch.full((-(-(at - begin) // unit) * unit,), math.nan, dtype=dtype)
-        for parameter, (start, end) in places.items():
-            data[start - begin:end - begin] = gradients[parameter].reshape(-1)
-        buckets.append(SimpleNamespace(grad_data=data, offset=begin))
-        ranges.append({"param_map": ranges_of_rank(places, begin, data.numel(), group)})
-        begin += data.numel()
-    return SimpleNamespace(buffers=[SimpleNamespace(buckets=buckets, data_parallel_group=group)],
-                           gbuf_ranges=[{(dtype, dtype): ranges}])
+def test_blocks_of_any_job_find_a_mesh():
+    """Whatever Shard and Replicate made of a job's tensors, there are meshes on which its blocks are each rank's shard."""
+    choose = random.Random(5)
+    for _ in range(300):
+        mesh_shape = tuple(choose.choice((1, 2, 3, 4)) for _ in range(choose.randint(1, 2)))
+        shapes = {f"w{i}": tuple(choose.randint(1, 9) for _ in range(choose.randint(1, 3))) for i in range(4)}
+        blocks = {name: blocks_of(shape, mesh_shape, [choose.choice([Replicate(), *map(Shard, range(len(shape)))])
+                                                      for _ in mesh_shape]) for name, shape in shapes.items()}
+        pieces = {name: [tuple(end - begin for begin, end in sorted({box[d] for box in boxes}))
+                         for d in range(len(shapes[name]))] for name, boxes in blocks.items()}
+        world = common_world(pieces)
+        for name, shape in shapes.items():
+            mesh, placements = plan(shape, pieces[name], world)
+            mesh_sizes = mesh.shape if mesh else ()
+            made = blocks_of(shape, mesh_sizes, placements) if mesh else {tuple((0, n) for n in shape): 1}
+            assert made.keys() == blocks[name].keys() and math.prod(mesh_sizes) == world
+            assert len(set(made.values())) == 1, "each block on the same number of ranks"
 
 
-def save_megatron_job(folder, dtype=torch.float32):
-    """8 ranks, pipeline 2 x data 2 x tensor 2 (tensor fastest, pipeline slowest), experts by ep 2 x edp 1 x etp 2.
-    Returns the files and the full tensors, experts of several ranks stacked."""
-    torch.manual_seed(5)
-    whole, files = {}, []
-    for stage in range(2):
-        dense = {f"layers.{stage}.qkv.weight": ((6, 5), 0), f"layers.{stage}.proj.weight": ((5, 4), 1),
-                 f"layers.{stage}.norm.weight": ((5,), -1), f"layers.{stage}.wide.weight": ((40, 30), 0)}
-        experts = {f"layers.{stage}.experts.0.weight": ((4, 6), 0)}
-        for name, (shape, _) in {**dense, **experts}.items():
-            whole[name] = torch.randn(*((2,) if name in experts else ()), *shape).to(dtype)
-        for data, tensor in np.ndindex(2, 2):
-            chunk, gradients = SimpleNamespace(), {}
-            for name, (_, axis) in {**dense, **experts}.items():
-                full = whole[name][data] if name in experts else whole[name]
-                local = torch.chunk(full, 2, axis)[tensor] if axis >= 0 else full
-                parameter = nn.Parameter(torch.zeros(local.shape))
-                parameter.tensor_model_parallel, parameter.partition_dim = axis >= 0, axis
-                parameter.partition_stride, parameter.allreduce = 1, name not in experts
-                gradients[name] = parameter, local
-            chunk.named_parameters = lambda gradients=gradients: [(f"module.{n}", p) for n, (p, _) in gradients.items()]
-            optimizers = [distributed_optimizer({p: g for n, (p, g) in gradients.items() if n in names}, group)
-                          for names, group in ((dense, Group(data, 2)), (experts, Group(0, 1)))]
-            base, rank = 4 * stage, 4 * stage + 2 * data + tensor
-            row = [base + 2 * data, base + 2 * data + 1]
-            files.append(folder / f"iter_{rank}.pt")
-            save_flat_gradients(
-                files[-1], SimpleNamespace(chained_optimizers=optimizers), [chunk], rank=rank, world_size=8,
-                groups={"dense": {"data": [base + tensor, base + 2 + tensor], "tensor": row},
-                        "expert": {"data": [rank], "tensor": row, "expert": [base + tensor, base + 2 + tensor]}},
-                pipeline=[rank % 4, 4 + rank % 4])
-    return files, whole
+def test_blocks_that_no_placement_makes():
+    with pytest.raises(ConvertError, match="describe the shards with --layout"):
+        common_world({"w": [(1, 3, 1)]})
+    with pytest.raises(ConvertError, match="w.*the same ranks"):
+        common_world({"v": [(2, 2, 2, 2, 2)], "w": [(4, 1, 3)]})
 
+
+def test_nones_directories_and_copies(tmp_path, gradclip, capsys):
+    """A rank's files in a directory; a gradient that is None on one rank; tensors of each rank's own."""
+    for rank in range(2):
+        (tmp_path / f"rank{rank}").mkdir()
+        torch.save({"here": torch.arange(3.0), "none": torch.ones(2) if rank else None}, tmp_path / f"rank{rank}/a.pt")
+        torch.save({"experts.w": torch.full((2,), 1.0 + rank)}, tmp_path / f"rank{rank}/b.pt")
+    inputs = [tmp_path / "rank0", tmp_path / "rank1"]
+    layout = write_layout(tmp_path / "layout.json", world_size=2, meshes={}, device_mesh=None, parameters=[
+        {"pattern": "experts.*", "copies": "distinct", "expert": True}, {"pattern": ".*"}, {"pattern": "unused"}])
+    convert("from-pt", *inputs, "--layout", layout, "-o", tmp_path / "dump")
+    assert "'unused'" in capsys.readouterr().err
+    report = gradclip("norms", tmp_path / "dump", reports=tmp_path)
+    assert math.isclose(report["norm"]["total"], math.sqrt(5 + 2 + (1 + 1 + 4 + 4)), rel_tol=1e-12)
+    with h5py.File(tmp_path / "dump/rank_00000.h5") as file:
+        assert file["none"][()].tolist() == [b"none"]
+
+
+def test_meshes_of_a_job_of_dtensors_can_be_told(saved, tmp_path, gradclip):
+    """A layout file without rules: tensors say themselves what they are, the file which meshes the step was given."""
+    layout = write_layout(tmp_path / "layout.json", parameters=[], training={"norm_type": 2.0})
+    convert("from-pt", *saved.glob("rank_*.pt"), "--key", "gradients", "--layout", layout, "-o", tmp_path / "dump")
+    assert_whole(gradclip, tmp_path / "dump", {**torch.load(saved / "whole.pt"), "bias": torch.arange(3.0)}, tmp_path)
+    manifest = json.loads((tmp_path / "dump/manifest.json").read_text())
+    assert manifest["device_mesh"] == "dp-tp" and manifest["training"] == {"norm_type": 2.0}
+
+
+# Megatron-LM ----------------------------------------------------------------------------------------------------------
 
 def test_from_megatron(tmp_path, gradclip):
     for dtype in (torch.float32, torch.bfloat16):
@@ -404,9 +283,10 @@ def test_a_megatron_file_that_contradicts_the_others(tmp_path, capsys):
         index, ranges = next(iter(content["buffers"][0][0]["param_map"].items()))
         ranges.update(param=(ranges["param"][0] + 1, ranges["param"][1] + 1))
     changes = {"on no rank|are twice": shift,
-               "inside the buffer": lambda c: c["buffers"][0][0].update(grad_data=c["buffers"][0][0]["grad_data"][:1]),
+               "inside the buffer": lambda c: c["buffers"][0][0].update(grad_data=torch.ones(1)),
                "each rank once": lambda c: c.update(rank=1), "as many as INPUTs": lambda c: c.update(world_size=9),
-               "save_flat_gradients": lambda c: c.pop("format"), "not put together": lambda c: c["parameters"].append(3),
+               "save_flat_gradients": lambda c: c.pop("format"),
+               "not put together": lambda c: c["parameters"].append(3),
                "as rank 0 has it": lambda c: c["parameters"][0].update(shape=[9, 9]),
                "a list of ranks": lambda c: c["groups"]["dense"].update(data=[0, 99]),
                "groups": lambda c: c["groups"].update(dense={"data": [1, 1], "tensor": [2, 3]})}
@@ -487,9 +367,11 @@ def test_a_checkpoint_that_contradicts_itself(saved, tmp_path, capsys):
         del metadata.storage_data[next(index for index in metadata.storage_data if "columns" in index.fqn)]
     changes = {
         "overlap": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([3, 4])),
-        "in all": lambda m: chunks(m).pop(), "outside the tensor": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([9, 9])),
+        "in all": lambda m: chunks(m).pop(),
+        "outside the tensor": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([9, 9])),
         "other dimensions": lambda m: setattr(chunks(m)[0], "sizes", torch.Size([3])),
-        "no bytes|inside the checkpoint": move_file, "no bytes": stored_elsewhere, "something else": lambda m: m.__dict__.clear(),
+        "no bytes|inside the checkpoint": move_file, "no bytes": stored_elsewhere,
+        "something else": lambda m: m.__dict__.clear(),
     }
     for i, (words, change) in enumerate(changes.items()):
         folder = copied_checkpoint(saved, tmp_path / f"dcp{i}", change)
@@ -527,18 +409,21 @@ def test_shapes_types_and_names_that_do_not_fit(saved, tmp_path, capsys):
 
     def nothing(tensors):
         pass
-    check(3, lambda t: t.update({"float32.rows": torch.ones(1, 2)}), "float32.rows", "of [4, 4]", "one of them does not fit")
+
+    def rules(*found):
+        return write_layout(tmp_path / "other.json", parameters=list(found))
+    check(3, lambda t: t.update({"float32.rows": torch.ones(1, 2)}), "float32.rows", "of [4, 4]", "one of them")
     check(3, lambda t: t.update({"float32.rows": torch.ones(2, 3)}), "shard-2.safetensors: float32.rows", "[2, 3]")
     check(3, lambda t: t.update({"float32.rows": torch.ones(4)}), "shard-2", "1 dimensions")
     check(3, lambda t: t.update({"float32.rows": torch.ones(2, 2).double()}), "float64", "float32, as on")
     check(3, lambda t: t.update({"bias": torch.ones(3, dtype=torch.int32)}), "I32")
     check(3, lambda t: t.pop("float32.rows"), "float32.rows", "rank 2 does not have it")
     check(3, lambda t: t.update({"bias": torch.ones(2)}), "shard-2", "--layout")
-    check(3, nothing, "no pattern", "bias", layout=write_layout(tmp_path / "few.json", parameters=LAYOUT["parameters"][:1]))
+    check(3, nothing, "no pattern", "bias", layout=rules(LAYOUT["parameters"][0]))
     check(3, nothing, "world_size 4, but 3 INPUTs", given=inputs[:3])
     check(3, nothing, "number 2", given=[*inputs[:2], inputs[3]])
     check(3, nothing, "a dimension that the tensor has",
-          layout=write_layout(tmp_path / "d.json", parameters=[{"pattern": ".*", "mesh": "job", "placements": ["S(5)", "R"]}]))
+          layout=rules({"pattern": ".*", "mesh": "job", "placements": ["S(5)", "R"]}))
 
     def pt(content, *mentions):
         torch.save(content, tmp_path / "x.pt")
@@ -553,8 +438,9 @@ def test_shapes_types_and_names_that_do_not_fit(saved, tmp_path, capsys):
     pt({"x" * 5000: torch.ones(1)}, "5000 bytes")
     pt({"w": torch.ones(2).to_sparse()}, "sparse")
     pt({}, "not one tensor")
-    refused(capsys, 3, "from-pt", saved / "rank_0.pt", "--key", "other", "-o", out, mentions=["no 'other'", "gradients"])
-    refused(capsys, 3, "from-pt", saved / "rank_0.pt", "--key", "gradients", "-o", out, mentions=["rank 1 does not have"])
+    one = saved / "rank_0.pt"
+    refused(capsys, 3, "from-pt", one, "--key", "other", "-o", out, mentions=["no 'other'", "gradients"])
+    refused(capsys, 3, "from-pt", one, "--key", "gradients", "-o", out, mentions=["rank 1 does not have"])
     names = [tmp_path / name for name in "bacd"]  # no numbers in the names: the order of the arguments stands
     for rank, name in enumerate(names):
         name.write_bytes((saved / f"rank_{rank}.pt").read_bytes())
@@ -566,7 +452,8 @@ def test_shapes_types_and_names_that_do_not_fit(saved, tmp_path, capsys):
     ({"meshes": {"job": {"dim_names": ["a"], "ranks": [0, 0]}}}, "at most once"),
     ({"meshes": {"job": {"dim_names": ["a"], "ranks": [0, 4]}}}, "0 to 3"),
     ({"meshes": {"job": {"dim_names": ["a"], "ranks": [[0], [1, 2]]}}}, "equal length"),
-    ({"meshes": {"job": {"dim_names": ["a"], "ranks": [[0, 1]]}}}, "2 different names"), ({"extra": 1}, "the key 'extra'"),
+    ({"meshes": {"job": {"dim_names": ["a"], "ranks": [[0, 1]]}}}, "2 different names"),
+    ({"extra": 1}, "the key 'extra'"),
     ({"device_mesh": "none"}, "one of the meshes job, last"), ({"parameters": [{"mesh": "job"}]}, "a \"pattern\""),
     ({"parameters": [{"pattern": "("}]}, "a regular expression"),
     ({"parameters": [{"pattern": "a", "mesh": "job", "placements": ["R"]}]}, "2, one for each"),
@@ -606,9 +493,9 @@ def test_out_is_whole_or_as_it_was(tmp_path, capsys, gradclip, monkeypatch):
     refused(capsys, 3, "from-npz", tmp_path / "none.npz", "-o", tmp_path / "new", mentions=["no such file"])
     monkeypatch.setattr(gradclip_convert.gradclip_record, "_write_text", raises(OSError(28, "No space left on device")))
     refused(capsys, 5, "from-npz", tmp_path / "a.npz", "-o", tmp_path / "new", mentions=["No space"])
-    for words in (["--step", "-1"], ["--norm-type", "x"], ["--max-grad-norm", "inf"], ["--skip", "("], ["--state", "x"]):
+    for words in ("--step -1", "--norm-type x", "--max-grad-norm inf", "--skip (", "--state x"):
         with pytest.raises(SystemExit) as ended:
-            gradclip_convert.main(["from-npz", str(tmp_path / "a.npz"), "-o", str(tmp_path / "new"), *words])
+            gradclip_convert.main(["from-npz", str(tmp_path / "a.npz"), "-o", str(tmp_path / "new"), *words.split()])
         assert ended.value.code == 2
 
 
@@ -621,7 +508,7 @@ def raises(error):
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 class PeakOfOwnMemory(threading.Thread):
-    """The most memory of its own that this process had, in bytes: pages of mapped files are the system's to take back."""
+    """The most memory that this process had, in bytes, without pages of mapped files: those are the system's."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -663,7 +550,8 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path, command):
         torch.save(tensors, file)
     else:
         parameters = {name: nn.Parameter(torch.empty(tensor.shape, device="meta")) for name, tensor in tensors.items()}
-        optimizer = distributed_optimizer({parameters[name]: tensor for name, tensor in tensors.items()}, Group(0, 1), count)
+        optimizer = convert_inputs.distributed_optimizer(
+            {parameters[name]: tensor for name, tensor in tensors.items()}, convert_inputs.Group(0, 1), count)
         save_flat_gradients(file, optimizer, [SimpleNamespace(named_parameters=parameters.items)], rank=0, world_size=1,
                             groups={"dense": {"data": [0], "tensor": [0]}})
         del optimizer
