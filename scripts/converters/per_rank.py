@@ -107,7 +107,7 @@ def _scan(rank, kind, files, rename, key):
                     continue
                 if target in result:
                     raise ConvertError(f"{path}: {name}", "another file of this rank has this tensor too",
-                                       "each tensor once")
+                                       "each tensor once", "if each rank has a file, describe them with --layout")
                 found = file.found(name)
                 if found is None or found.mesh is None or found.coordinate is not None or rank in found.mesh:
                     result[target] = found

@@ -141,11 +141,13 @@ def test_from_safetensors(tmp_path, gradclip):
     assert_tensors(gradclip, tmp_path / "more", whole, tmp_path)
 
 
-def test_whole_tensors_in_several_safetensors_files(tmp_path, gradclip):
+def test_whole_tensors_in_several_safetensors_files(tmp_path, gradclip, capsys):
     parts = [{"a": torch.randn(3, 4), "b": torch.randn(2).bfloat16()}, {"c": torch.tensor(2.5)}]
     for i, part in enumerate(parts):
         save_file(part, tmp_path / f"model-{i + 1:05d}-of-00002.safetensors")
-    convert("from-safetensors", *sorted(tmp_path.glob("model-*")), "-o", tmp_path / "dump")
+    inputs = sorted(tmp_path.glob("model-*"))
+    refused(capsys, 3, "from-safetensors", *inputs, inputs[0], "-o", tmp_path / "dump", mentions=["--layout"])
+    convert("from-safetensors", *inputs, "-o", tmp_path / "dump")
     assert_whole(gradclip, tmp_path / "dump", {**parts[0], **parts[1]}, tmp_path)
 
 
