@@ -212,8 +212,8 @@ def _parser():
         command.add_argument("--state", choices=["before_scale", "before_clip", "after_clip"],
                              help="what the step had done to the gradients (default: "
                                   f"{DEFAULT_STATE.get(name, 'before_scale')})")
-        command.add_argument("--max-grad-norm", type=_number(0, finite=True), metavar="X", help="the step's limit")
-        command.add_argument("--norm-type", type=_number(0), metavar="P", help="the step's norm: 2, inf, ...")
+        command.add_argument("--max-grad-norm", type=_norm_limit, metavar="X", help="the step's limit")
+        command.add_argument("--norm-type", type=_norm_type, metavar="P", help="the step's norm: 2, inf, ...")
         command.add_argument("--num-label-tokens", type=_integer(1), metavar="N")
         command.add_argument("--dp-group-size", type=_integer(1), metavar="N")
         command.add_argument("--grad-norm", type=float, metavar="X", help="the norm that the step logged")
@@ -243,13 +243,18 @@ def _integer(low):
     return integer
 
 
-def _number(low, finite=False):
-    def number(text):
-        value = float(text)
-        if not value >= low or finite and math.isinf(value):
-            raise ValueError
-        return value
-    return number
+def _norm_limit(text):
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to inf")
+    return value
+
+
+def _norm_type(text):
+    value = float(text)
+    if not (0 < value <= 1000 or math.isinf(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 1000, or inf")
+    return value
 
 
 def _regex(text):

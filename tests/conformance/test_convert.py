@@ -495,7 +495,7 @@ def test_out_is_whole_or_as_it_was(tmp_path, capsys, gradclip, monkeypatch):
     refused(capsys, 3, "from-npz", tmp_path / "none.npz", "-o", tmp_path / "new", mentions=["no such file"])
     monkeypatch.setattr(gradclip_convert.gradclip_record, "_write_text", raises(OSError(28, "No space left on device")))
     refused(capsys, 5, "from-npz", tmp_path / "a.npz", "-o", tmp_path / "new", mentions=["No space"])
-    for words in ("--step -1", "--norm-type x", "--max-grad-norm inf", "--skip (", "--state x"):
+    for words in ("--step -1", "--norm-type 0", "--max-grad-norm nan", "--skip (", "--state x"):
         with pytest.raises(SystemExit) as ended:
             gradclip_convert.main(["from-npz", str(tmp_path / "a.npz"), "-o", str(tmp_path / "new"), *words.split()])
         assert ended.value.code == 2
