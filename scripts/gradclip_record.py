@@ -154,6 +154,14 @@ def assemble(path):
         file.unlink()
 
 
+class Located:
+    """A shard that is no DTensor, as gradclip_convert.py finds them: the local tensor, and for each dimension of the
+    full tensor the [begin, end) ranges that it holds (of a flat shard the one range of the flattening)."""
+
+    def __init__(self, local, ranges):
+        self.local, self.ranges = local, ranges
+
+
 # One rank ------------------------------------------------------------------------------------------------------------
 
 def _claim(path, rank, overwrite):
@@ -265,7 +273,8 @@ def _write_gradient(group, entry, gradient):
     dataset.attrs["dtype"] = np.bytes_(entry["dtype"])
     # An empty shard starts nowhere, and PyTorch's versions do not agree on where.
     if entry["mesh"] is not None and values.ndim and values.size:
-        ranges = _global_ranges(gradient, values.shape, entry["name"])
+        ranges = (gradient.ranges if isinstance(gradient, Located)
+                  else _global_ranges(gradient, values.shape, entry["name"]))
         if all(len(dimension) == 1 for dimension in ranges):
             dataset.attrs["global_offset"] = np.array([dimension[0][0] for dimension in ranges], "<i8")
         else:
@@ -278,6 +287,7 @@ def _write_gradient(group, entry, gradient):
 def _local(tensor):
     """This rank's part, with any communication that is still under way finished."""
     with torch.no_grad():
+        tensor = tensor.local if isinstance(tensor, Located) else tensor
         tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         return (tensor.wait() if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor).detach()
 
@@ -328,7 +338,16 @@ def _placements(tensor):
 
 
 def _global_ranges(tensor, local_shape, name):
-    """Per dimension, the [begin, end) ranges of the full tensor that this rank's shard holds.
+    """Per dimension, the [begin, end) ranges of the full tensor that this rank's shard holds."""
+    for indices in _readings(tensor):
+        if tuple(map(len, indices)) == tuple(local_shape):
+            return [_runs(dimension) for dimension in indices]
+    raise ValueError(f"{name}: the local shape {list(local_shape)} does not follow from {list(tensor.shape)} "
+                     f"as {tensor.placements} on {tensor.device_mesh}")
+
+
+def _readings(tensor):
+    """What the placements can mean, the likeliest first: per dimension, the indices of this rank's shard.
 
     FSDP2 cuts what tensor parallelism left, so the dimension of a _StridedShard is cut after the later Shards that
     its factor stands for. PyTorch reads the same placements left to right, which differs for some uneven sizes; what
@@ -340,14 +359,13 @@ def _global_ranges(tensor, local_shape, name):
     shards = [(m, placement.dim % tensor.ndim, int(placement.split_factor) if m in strided else 1)
               for m, placement in enumerate(tensor.placements) if kinds[m] == "Shard" or m in strided]
     for order in (_physical_order(shards, strided, mesh_shape), shards):
+        if order is None:
+            continue
         indices = [np.arange(size) for size in tensor.shape]
-        for m, d, factor in order or []:
+        for m, d, factor in order:
             pieces = [_chunk(indices[d], factor, j) for j in range(factor)]
             indices[d] = np.concatenate([_chunk(piece, mesh_shape[m], coordinate[m]) for piece in pieces])
-        if order is not None and tuple(map(len, indices)) == tuple(local_shape):
-            return [_runs(dimension) for dimension in indices]
-    raise ValueError(f"{name}: the local shape {list(local_shape)} does not follow from {list(tensor.shape)} "
-                     f"as {tensor.placements} on {tensor.device_mesh}")
+        yield indices
 
 
 def _physical_order(shards, strided, mesh_shape):
