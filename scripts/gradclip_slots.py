@@ -153,11 +153,20 @@ class _FsdpSlot(_Slot):
 
     def captured(self, gradient):
         """FSDP2 may ask autograd for a wider type than was computed in: narrowed again where that loses nothing."""
-        local, placements = super().captured(gradient)
+        local, placements = super().captured(self._own_slice(gradient))
         narrow = local.to(self._compute_dtype())
         if local.dtype != narrow.dtype and torch.equal(narrow.to(local.dtype), local):
             local = narrow
         return local, placements
+
+    def _own_slice(self, gradient):
+        """Of a gradient that every tp rank has whole, the part of the parameter's shard. Nothing is communicated."""
+        if not isinstance(gradient, DTensor) or not isinstance(self.leaf, DTensor):
+            return gradient
+        kept = [mine if now.is_replicate() and mine.is_shard() else now
+                for now, mine in zip(gradient.placements, self.leaf.placements)]
+        with torch.no_grad():
+            return gradient.redistribute(placements=kept) if kept != list(gradient.placements) else gradient
 
     def described(self, captured):
         kept = self.parameter

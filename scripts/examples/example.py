@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 VOCABULARY, WIDTH, HIDDEN, ROWS, SEQUENCE, IGNORED = 20, 8, 12, 2, 6, -100
-MAX_NORM = 0.5
+MAX_NORM = 0.25
 
 
 class Block(nn.Module):

@@ -10,9 +10,9 @@ from example import (
     HIDDEN, MAX_NORM, WIDTH, Model, batches, clip_, dist, label_tokens, run, seeded, summed_loss)
 from gradclip_microbatches import record_microbatches
 from torch import nn
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.nn.functional import all_gather, reduce_scatter
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 MICROBATCHES, EXPERTS = 3, 4
@@ -41,10 +41,10 @@ class MoeBlock(nn.Module):
         tokens = self.norm(x).flatten(0, 1)
         weights = self.router(tokens).softmax(-1)
         group, mine = self.ep.get_group(), EXPERTS // self.ep.size()
-        everyone = torch.cat(all_gather(tokens, group=group))
-        columns = torch.cat(all_gather(weights, group=group))[:, self.ep.get_local_rank() * mine:][:, :mine]
-        parts = self.experts(everyone, columns).chunk(self.ep.size())
-        mixed = reduce_scatter(torch.empty_like(tokens), [part.contiguous() for part in parts], group=group)
+        everyone = collectives.all_gather_tensor_autograd(tokens, 0, group)
+        columns = collectives.all_gather_tensor_autograd(weights, 0, group)
+        parts = self.experts(everyone, columns[:, self.ep.get_local_rank() * mine:][:, :mine])
+        mixed = collectives.reduce_scatter_tensor_autograd(parts, "sum", 0, group)
         return x + mixed.view_as(x)
 
 
