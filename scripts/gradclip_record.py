@@ -135,12 +135,16 @@ class Recording:
             finish(self.path, grad_norm=grad_norm)
 
 
-def finish(path, **training):
-    """Add to `training` of a recorded dump (grad_norm=...). Call it on rank 0 only. Logs instead of raising."""
+def finish(path, *, more=None, **training):
+    """Add to `training` of a recorded dump (grad_norm=...), and to further objects of its manifest (more={key: {...}}).
+
+    Call it on rank 0 only. Logs instead of raising.
+    """
     try:
-        training, manifest, fragment = _plain(training), Path(path) / "manifest.json", _fragment_file(Path(path), 0)
+        added, manifest, fragment = _plain(training), Path(path) / "manifest.json", _fragment_file(Path(path), 0)
         content = json.loads((manifest if manifest.exists() else fragment).read_text(encoding="utf-8"))
-        content.get("job", content)["training"].update(training)
+        for key, values in {**_plain(more or {}), "training": added}.items():
+            content.get("job", content).setdefault(key, {}).update(values)
         if manifest.exists():
             _write_text(manifest, _manifest_text(content))
         else:
