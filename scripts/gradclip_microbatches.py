@@ -86,7 +86,7 @@ class MicrobatchLoop:
         self._keys = {"step": step, "state": state, "training": training}
         self._job = Job(rank, world_size, communicate, group)
         self._final = self.path / "gradients"
-        self._microbatches, self._slots, self._undo, self._broken = [], [], [], None
+        self._microbatches, self._slots, self._undo, self._broken, self._prepared = [], [], [], None, False
         self._now = None               # the microbatch whose backward pass runs
         self._schedule_steps = None    # how many there were; None: no pipeline
         self._in_window = set()        # slots that have got a gradient since the last reduction
@@ -101,6 +101,7 @@ class MicrobatchLoop:
                 slot.hook(functools.partial(self._capture, slot), self._undo)
             if any(slot.parameter.grad is not None for slot in self._slots):
                 log.warning("gradclip: gradients were there before the first microbatch: no microbatch has them")
+            self._prepared = True
         return self
 
     def __exit__(self, kind, error, trace):
@@ -282,8 +283,8 @@ class MicrobatchLoop:
 
     def _finish(self):
         """Write the final gradients and, on rank 0, all manifests. The one gather of the loop."""
-        final = None
-        if self._only is None:
+        final = {"rank": self._job.rank, "error": self._broken} if not self._prepared else None
+        if self._only is None and self._prepared:
             labels = [one.labels for one in self._microbatches]
             final = write_rank(
                 self._final, self._job,
