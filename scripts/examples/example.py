@@ -99,7 +99,7 @@ def run(world, train):
     parser.add_argument("out", metavar="OUT", type=Path, help="folder of the recording; it must not exist")
     parser.add_argument("--every", action="store_true", help="reduce at every microbatch instead of at the last")
     options = parser.parse_args()
-    mp.spawn(_process, (world, _free_port(), train, options.out, {"every": options.every}), nprocs=world)
+    mp.spawn(_process, (world, free_port(), train, options.out, {"every": options.every}), nprocs=world)
     replay(options.out, "every" if options.every else "deferred", exact=world == 2)
 
 
@@ -111,7 +111,7 @@ def _process(rank, world, port, train, folder, how):
     dist.destroy_process_group()
 
 
-def _free_port():
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
