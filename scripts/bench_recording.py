@@ -4,7 +4,8 @@
     python scripts/bench_recording.py [--megabytes 64] [--microbatches 4] [--rounds 5] [--ranks 2]
 
 A model of linear layers on the CPU, sharded by FSDP2 over gloo where there are several ranks. The variants run in turn,
-round after round, and a ratio is formed within its round. "bytes" is the time to write what a recording wrote, as plain
+round after round, and a ratio is formed within its round. Each has seconds by the clock and of the processor (rank 0's
+process), which other jobs on the machine do not lengthen. "bytes" is the time to write what a recording wrote, as plain
 files with fsync, all ranks at once: less than that recording cannot cost. Recordings go to --folder (default: a
 temporary one), whose disk is measured too.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "examples")]
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
@@ -75,10 +77,10 @@ def measure(rank, port, options, folder):
             model.zero_grad()
             target = folder / f"{name}{turn}"
             dist.barrier()
-            begin = time.perf_counter()
+            begin = now()
             run(target)
             dist.barrier()
-            seconds.setdefault(name, []).append(time.perf_counter() - begin)
+            seconds.setdefault(name, []).append(now() - begin)
             if name != "step":
                 seconds.setdefault(f"{name} bytes", []).append(plain_write(target, rank))
         dist.barrier()
@@ -91,26 +93,31 @@ def measure(rank, port, options, folder):
     dist.destroy_process_group()
 
 
+def now():
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 def plain_write(target, rank):
     """Seconds to write this rank's files again, as nothing but bytes."""
     contents = [file.read_bytes() for file in target.rglob(f"rank_{rank:05d}.h5")]
     dist.barrier()
-    begin = time.perf_counter()
+    begin = now()
     for k, content in enumerate(contents):
         with open(target / f"plain_{rank}_{k}", "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     dist.barrier()
-    return time.perf_counter() - begin
+    return now() - begin
 
 
 def tell(options, size, seconds):
     def spread(values):
-        return f"{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})"
+        return "  ".join(f"{statistics.median(column):8.2f} ({min(column):.2f} to {max(column):.2f})".ljust(28)
+                         for column in np.array(values).T).rstrip()
     print(f"{size / 1e6:.0f} MB of float32 gradients, {options.ranks} ranks, {options.microbatches} microbatches, "
           f"{options.rounds} rounds\n")
-    print(f"{'':28}seconds (smallest to largest)")
+    print(f"{'':28}by the clock (least to most)  processor")
     for name, values in seconds.items():
         print(f"{name:28}{spread(values)}")
     for name in ("final", "microbatches"):

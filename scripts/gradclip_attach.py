@@ -10,14 +10,14 @@
     attached.detach()                                                                # or: with attach(...):
 
 Before each call that is due, on every rank, dumps/step_000100 is recorded (gradclip_record.record_gradients). The
-manifest gets the call's arguments under "clip_call", those that gradclip knows under "training" too, and the norm that the
-call returned. The call itself gets its own arguments and its result is handed on; what it raises passes through.
+manifest gets the call's arguments under "clip_call", those that gradclip knows under "training" too, and the norm that
+the call returned. The call itself gets its own arguments, its result is handed on, what it raises passes through.
 
-Where: NeMo Automodel's recipes import the function by name, so it is replaced in every recipe module that is loaded and in
-the module that defines it, for later imports; attach after importing the recipe. torchtitan calls its function as an
-attribute of the module. Accelerator.clip_grad_norm_ first divides by the loss scale of float16: recorded is what it leaves.
-DeepSpeed clips gradients that nobody sees: nothing is recorded. An optimizer's step comes after clipping: the dump is
-"after_clip" unless `state` says otherwise, and there is no call to store.
+Where: NeMo Automodel's recipes import the function by name, so it is replaced in every recipe module that is loaded and
+in the module that defines it, for later imports; attach after importing the recipe. torchtitan calls its function as an
+attribute of the module. Accelerator.clip_grad_norm_ first divides by the loss scale of float16: recorded is what that
+leaves. DeepSpeed clips gradients that nobody sees: nothing is recorded. An optimizer's step comes after clipping: the
+dump is "after_clip" unless `state` says otherwise, and there is no call to store.
 """
 
 import functools
@@ -325,7 +325,7 @@ def _norm_numbers(arguments):
 
 def _described_call(function, arguments):
     return {"function": f"{function.__module__}.{function.__qualname__}",
-            "arguments": {name: _described(value) for name, value in arguments.items()}}
+            "arguments": {name: _described(value) for name, value in arguments.items() if name != "self"}}
 
 
 def _described(value):
@@ -337,5 +337,6 @@ def _described(value):
     if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.numel() == 1:
         return _plain(value)
     if isinstance(value, (list, tuple)):
-        return [_described(one) for one in value] if len(value) <= 16 else f"{len(value)} of {type(value[0]).__name__}"
-    return f"a {type(value).__name__}"
+        many = f"<{len(value)} of {type(value[0]).__name__}>" if len(value) > 16 else None
+        return many or [_described(one) for one in value]
+    return f"<{type(value).__name__}>"

@@ -35,7 +35,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from gradclip_record import (
     Held, Job, _describe_file, _local, _manifest, _manifest_text, _write_text, assemble, finish, leave_fragment,
     write_rank)

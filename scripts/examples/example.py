@@ -79,6 +79,13 @@ def summed_loss(logits, labels):
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
+def reduce_after(model, now):
+    """FSDP2: whether the next backward pass ends in a reduction, or gradients stay as they are."""
+    model.set_requires_gradient_sync(now)
+    model.set_is_last_backward(now)
+    model.set_reshard_after_backward(now)
+
+
 def clip_(*groups, pipeline=None):
     """torch.nn.utils.clip_grad_norm_, which takes one mesh at a time, over several; returns the total norm."""
     gradients = [[p.grad for p in group if p.grad is not None] for group in groups]
@@ -121,7 +128,8 @@ def replay(folder, sync, exact):
     """The microbatches give the gradient that the step had, and that gives the norm that it logged."""
     program = os.environ.get("GRADCLIP_BIN") or shutil.which("gradclip") or \
         ROOT / "build" / "release" / "apps" / "gradclip" / "gradclip"
-    tolerance = ("0", "0") if exact else ("1e-6", "1e-7")  # of more than two ranks each collective adds in its own order
+    # A collective of more than two ranks adds in an order of its own.
+    tolerance = ("0", "0") if exact else ("1e-6", "1e-7")
     microbatches = sorted(folder.glob("microbatch_*"))
     for line in (["accumulate", *microbatches, "-o", folder / "accumulated"],
                  ["diff", folder / "accumulated", folder / "gradients", "--rtol", tolerance[0], "--atol", tolerance[1]],

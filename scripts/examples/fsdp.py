@@ -4,8 +4,7 @@
 """
 
 import torch
-from example import (
-    MAX_NORM, Model, batches, clip_, dist, label_tokens, run, seeded, summed_loss)
+from example import MAX_NORM, Model, batches, clip_, dist, label_tokens, reduce_after, run, seeded, summed_loss
 from gradclip_microbatches import record_microbatches
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -29,9 +28,7 @@ def train(folder, *, every=False, compute=torch.float32, mesh=None):
                              training={"max_grad_norm": MAX_NORM, "norm_type": 2.0}) as loop:
         for k, (inputs, labels) in enumerate(batches(rank, MICROBATCHES)):
             synchronise = every or k + 1 == MICROBATCHES
-            model.set_requires_gradient_sync(synchronise)
-            model.set_is_last_backward(synchronise)
-            model.set_reshard_after_backward(synchronise)
+            reduce_after(model, synchronise)
             with loop.microbatch(labels=labels, first_microbatch=k == 0, optimizer_step=k + 1 == MICROBATCHES):
                 (summed_loss(model(inputs), labels) / tokens * ranks).backward()  # FSDP2 averages over the ranks
     grad_norm = clip_(list(model.parameters()))

@@ -4,13 +4,12 @@
 """
 
 import torch
-from example import MAX_NORM, Model, batches, clip_, label_tokens, run, seeded, summed_loss
+from example import MAX_NORM, Model, batches, clip_, label_tokens, reduce_after, run, seeded, summed_loss
 from fsdp import sharded
 from gradclip_microbatches import record_microbatches
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 MICROBATCHES = 3
 
@@ -32,9 +31,7 @@ def train(folder, *, every=False, compute=torch.float32):
                              training={"max_grad_norm": MAX_NORM, "norm_type": 2.0}) as loop:
         for k, (inputs, labels) in enumerate(batches(rank, MICROBATCHES)):
             synchronise = every or k + 1 == MICROBATCHES
-            model.set_requires_gradient_sync(synchronise)
-            model.set_is_last_backward(synchronise)
-            model.set_reshard_after_backward(synchronise)
+            reduce_after(model, synchronise)
             with loop.microbatch(labels=labels):
                 logits = model(inputs)
                 logits = logits.full_tensor() if isinstance(logits, DTensor) else logits

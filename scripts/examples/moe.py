@@ -7,7 +7,7 @@ clipping it is divided by dp_group_size / ep_shard = 2: by NeMo Automodel, by th
 
 import torch
 from example import (
-    HIDDEN, MAX_NORM, WIDTH, Model, batches, clip_, dist, label_tokens, run, seeded, summed_loss)
+    HIDDEN, MAX_NORM, WIDTH, Model, batches, clip_, dist, label_tokens, reduce_after, run, seeded, summed_loss)
 from gradclip_microbatches import record_microbatches
 from torch import nn
 from torch.distributed import _functional_collectives as collectives
@@ -64,9 +64,7 @@ def train(folder, *, every=False, compute=torch.float32):
     with record_microbatches(folder, model, step=1, device_mesh=mesh, moe_mesh=moe_mesh, training=training) as loop:
         for k, (inputs, labels) in enumerate(batches(dist.get_rank(), MICROBATCHES)):
             synchronise = every or k + 1 == MICROBATCHES
-            model.set_requires_gradient_sync(synchronise)
-            model.set_is_last_backward(synchronise)
-            model.set_reshard_after_backward(synchronise)
+            reduce_after(model, synchronise)
             with loop.microbatch(labels=labels):
                 (summed_loss(model(inputs), labels) / tokens * 4).backward()
     experts = [parameter for name, parameter in model.named_parameters() if ".experts." in name]

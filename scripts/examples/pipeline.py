@@ -44,15 +44,15 @@ def train(folder, *, every=False, compute=torch.float32, shard=True):
     steps = 2 if every else 1  # every step of the schedule ends in a reduction
     microbatches = batches(rank, steps * CHUNKS)
     tokens = label_tokens(ranks, steps * CHUNKS)
-    with record_microbatches(folder, model, step=1, device_mesh=mesh,
-                             training={"max_grad_norm": MAX_NORM, "norm_type": 2.0, "pp_enabled": True,
-                                       "pp_axis_name": "pp", "num_label_tokens": tokens, "dp_group_size": ranks}) as loop:
+    training = {"max_grad_norm": MAX_NORM, "norm_type": 2.0, "pp_enabled": True, "pp_axis_name": "pp",
+                "num_label_tokens": tokens, "dp_group_size": ranks}
+    with record_microbatches(folder, model, step=1, device_mesh=mesh, training=training) as loop:
         for step in range(steps):
             chunks = microbatches[step * CHUNKS:(step + 1) * CHUNKS]
-            labels = [labels for _, labels in chunks]
+            labels = [of for _, of in chunks]
             with loop.schedule_step(schedule, labels=labels if number == 1 else None):
                 if number == 0:
-                    schedule.step(torch.cat([tokens for tokens, _ in chunks]))
+                    schedule.step(torch.cat([inputs for inputs, _ in chunks]))
                 else:
                     schedule.step(target=torch.cat(labels))
     with torch.no_grad():

@@ -99,12 +99,14 @@ def test_bits(case, loops, replayed, gradclip, tmp_path):
 
 def addends(loop, name, world):
     """[microbatch, rank, ...] of a parameter that every rank recorded whole, in float32."""
-    return np.array([[of[rank, name][1] for rank in range(world)] for of in map(shards, microbatches(loop))], np.float32)
+    found = [[of[rank, name][1] for rank in range(world)] for of in map(shards, microbatches(loop))]
+    return np.array(found, np.float32)
 
 
 def around_the_ring(parts, place, chunk):
-    """Four ranks' addends of elements of one rank's chunk as gloo adds them: it cuts the whole buffer into four segments
-    of whole 8 bytes; of segment s the sum begins with ranks s - 1 and s - 2 and ends with s. Every addition rounds."""
+    """Four ranks' addends of elements of one rank's chunk as gloo adds them: it cuts the whole buffer into segments of
+    whole 8 bytes, one a rank; of segment s the sum begins with ranks s - 1 and s - 2 and ends with s. All additions
+    round."""
     segments = (place + np.arange(parts[0].size).reshape(parts[0].shape)) // (chunk + chunk % 2)
     total = np.empty_like(parts[0])
     for segment in np.unique(segments):
@@ -183,7 +185,8 @@ def test_gradients_that_some_microbatches_do_not_have(loops):
     never = {"never.weight", "never.bias"}
     assert none == {0: never | {"rare.weight", "rare.bias"}, 1: never, 2: never | {"rare.weight", "rare.bias"}}
     entries = [{p["name"]: p for p in manifest_of(dump)["parameters"]} for dump in microbatches(loop)]
-    assert entries[0] == entries[1] == entries[2] and entries[0]["rare.weight"]["gradient_placements"] == ["Partial(avg)"]
+    assert entries[0] == entries[1] == entries[2]
+    assert entries[0]["rare.weight"]["gradient_placements"] == ["Partial(avg)"]
     assert shards(loop / "gradients")[1, "scale"][1].shape == (0,)
 
 
@@ -198,7 +201,7 @@ def test_flags_labels_and_types(loops):
     for dump in microbatches(loops / "fsdp_bfloat16"):
         for entry in manifest_of(dump)["parameters"]:
             assert entry["reduce_dtype"] == entry["storage_dtype"] == "float32"
-    # Of a weight that is used twice PyTorch adds the first microbatch's two gradients in float32, the others' in bfloat16.
+    # Of a weight that is used twice PyTorch adds the first microbatch's two gradients in float32, others' in bfloat16.
     types = [{p["name"]: p["dtype"] for p in manifest_of(dump)["parameters"] if "norm" not in p["name"]}
              for dump in microbatches(loops / "fsdp_bfloat16")]
     assert [of.pop("embed.weight") for of in types] == ["float32", "bfloat16", "bfloat16"]

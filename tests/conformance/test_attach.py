@@ -68,7 +68,8 @@ def test_automodel_is_recorded_before_scaling_wherever_it_is_called(automodel, t
     attached = attach("automodel", tmp_path / "dumps", training={"ignore_index": -100})
     norms = []
     for value, recipe in zip((3.0, 5.0), automodel.recipes):
-        norms.append(recipe.scale_grads_and_clip_grad_norm(0.5, [model_with(value)], num_label_tokens=7, dp_group_size=1))
+        norms.append(recipe.scale_grads_and_clip_grad_norm(
+            0.5, [model_with(value)], num_label_tokens=7, dp_group_size=1))
     imported_later = automodel.home.scale_grads_and_clip_grad_norm
     imported_later(None, model_parts=[model_with(1.0)])
     attached.detach()
@@ -84,7 +85,7 @@ def test_automodel_is_recorded_before_scaling_wherever_it_is_called(automodel, t
         assert (gradient(dump) == value).all() and manifest["state"] == "before_scale"
         assert call["function"].endswith("scale_grads_and_clip_grad_norm")
         assert call["arguments"] == {
-            "max_grad_norm": 0.5, "model_parts": ["a Linear"], "norm_type": 2.0, "pp_enabled": False,
+            "max_grad_norm": 0.5, "model_parts": ["<Linear>"], "norm_type": 2.0, "pp_enabled": False,
             "device_mesh": None, "moe_mesh": None, "ep_axis_name": None, "pp_axis_name": None, "foreach": True,
             "num_label_tokens": 7, "dp_group_size": 1, "expert_tp_replication_factor": 1,
             "use_torch_clip_grad_norm": False}
@@ -162,7 +163,7 @@ def test_torchtitan_gets_names_from_its_model_parts(torchtitan, tmp_path):
     assert manifest["state"] == "before_clip" and len(manifest["parameters"]) == 4
     assert manifest["training"] == {"max_grad_norm": 1.0, "norm_type": "inf", "foreach": True, "pp_enabled": False,
                                     "grad_norm": 4.0}
-    assert manifest["clip_call"]["arguments"]["parameters"] == ["a Parameter"] * 4
+    assert manifest["clip_call"]["arguments"]["parameters"] == ["<Parameter>"] * 4
 
 
 # accelerate and transformers ------------------------------------------------------------------------------------------

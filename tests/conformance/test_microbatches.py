@@ -166,8 +166,8 @@ def test_what_is_no_loop_is_logged_and_training_goes_on(tmp_path, caplog, body, 
 def test_a_microbatch_that_cannot_be_written(tmp_path, caplog, monkeypatch):
     (tmp_path / "file").write_text("")
     model = Twice()
-    for how in ({"path": tmp_path / "file"}, {"path": tmp_path / "x", "training": 3}, {"path": tmp_path / "y", "step": None},
-                {"path": tmp_path / "z", "model_parts": None}):
+    for how in ({"path": tmp_path / "file"}, {"path": tmp_path / "x", "training": 3},
+                {"path": tmp_path / "y", "step": None}, {"path": tmp_path / "z", "model_parts": None}):
         with record_microbatches(**{"model_parts": model, "step": 1, **how}) as loop, loop.microbatch():
             backward(model, 0)
         assert not loop.ok and not hooks(model)
