@@ -14,6 +14,9 @@ meshes, placements) and writes manifest.json last. With communicate=False every 
 Recording never raises and never leaves a collective unmatched: what goes wrong is logged, training goes on, and no
 manifest is written, so that the directory is recognised as unfinished. Needs torch, h5py and numpy; xxhash too if the
 dump is to carry checksums.
+
+Every microbatch of an accumulation loop: gradclip_microbatches.py. The clipping call of a framework, wrapped:
+gradclip_attach.py. Both use this file and stand beside it.
 """
 
 import json
@@ -23,6 +26,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -52,12 +56,13 @@ WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoi
 STORED_AS = {"float64": "<f8", "float32": "<f4", "float16": "<f2",
              "bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1"}
 BITS = {"<u2": torch.int16, "|u1": torch.uint8}
+OF_THE_JOB = ("step", "state", "microbatch", "world_size", "producer", "accumulation")  # alike on all ranks
 _recorded_here = set()
 
 
 def record_gradients(path, model_parts, *, step, device_mesh=None, moe_mesh=None, labels=None, training=None,
                      state="before_scale", microbatch=None, copies=None, tied=None, experts=None, stage=None,
-                     communicate=None, group=None, rank=None, world_size=None, overwrite=False):
+                     communicate=None, group=None, rank=None, world_size=None, overwrite=False, more=None):
     """Write this rank's gradients below `path`, a directory for this step alone; call it on every rank.
 
     model_parts  the modules, in the order in which the training step iterates over them
@@ -75,45 +80,47 @@ def record_gradients(path, model_parts, *, step, device_mesh=None, moe_mesh=None
     communicate  False: no collective at all, leave a fragment for `assemble`. Default: if there is a job
     group        the process group to gather over (default: the whole job); it has to contain every rank
     overwrite    replace a dump that is at `path`; without it, one is left alone and nothing is recorded
+    more         further keys of the manifest, which gradclip keeps but does not read; rank 0's count
 
     Returns a Recording, whose `log(grad_norm)` adds the norm that the step reports.
     """
-    in_job = dist.is_available() and dist.is_initialized()
-    rank = rank if rank is not None else dist.get_rank() if in_job else 0
-    world_size = world_size if world_size is not None else dist.get_world_size() if in_job else 1
-    communicate = in_job and world_size > 1 if communicate is None else communicate
-    recording = Recording(path, rank)
-    try:
-        _claim(recording.path, rank, overwrite)
-        job = {"step": int(step), "state": state, "microbatch": microbatch, "world_size": world_size,
-               "training": _plain(training or {}),
-               "producer": {"name": "gradclip_record", "version": VERSION, "framework": f"torch {torch.__version__}"}}
-        meshes = _MeshTable()
-        fragment = {"rank": rank, "job": job, "meshes": meshes.rows, "device_mesh": meshes.add(device_mesh),
-                    "moe_mesh": meshes.add(moe_mesh), "parameters": [], "stage": stage}
-        if stage is None:
-            fragment["stage"] = _coordinate(device_mesh, job["training"].get("pp_axis_name") or "pp")
-        found = _gradients(model_parts, meshes, copies, tied, experts)
-        _write_rank_file(recording.path / RANK_FILE.format(rank=rank), fragment, found, labels)
-    except Exception as error:  # noqa: BLE001 - training must go on
-        log.exception("gradclip: rank %d could not record to %s", rank, path)
-        fragment = {"rank": rank, "error": f"{type(error).__name__}: {error}"}
+    job = Job(rank, world_size, communicate, group)
+    recording = Recording(path, job.rank)
+    fragment = write_rank(
+        recording.path, job, lambda: held_gradients(model_parts), overwrite=overwrite, labels=labels,
+        device_mesh=device_mesh, moe_mesh=moe_mesh, stage=stage, copies=copies, tied=tied, experts=experts,
+        keys={"step": step, "state": state, "microbatch": microbatch, "training": training}, more=more)
 
     # No rank may leave before this line: the others wait in the gather.
     try:
-        if communicate:
-            fragments = [None] * world_size if rank == 0 else None
-            dist.gather_object(fragment, fragments, dst=0, group=group)
-        else:
-            fragments = [fragment] if world_size == 1 else None
-            if fragments is None and "error" not in fragment:
-                _write_text(_fragment_file(recording.path, rank), json.dumps(fragment, ensure_ascii=False))
+        fragments = job.gather(fragment)
+        if fragments is None and not job.communicate and "error" not in fragment:
+            leave_fragment(recording.path, fragment)
         if fragments is not None:
             _write_text(recording.path / "manifest.json", _manifest_text(_manifest(fragments)))
         recording.ok = "error" not in fragment
     except Exception:  # noqa: BLE001
         log.exception("gradclip: no manifest written to %s", path)
     return recording
+
+
+class Job:
+    """This process among those that record together."""
+
+    def __init__(self, rank=None, world_size=None, communicate=None, group=None):
+        in_job = dist.is_available() and dist.is_initialized()
+        self.rank = rank if rank is not None else dist.get_rank() if in_job else 0
+        self.world_size = world_size if world_size is not None else dist.get_world_size() if in_job else 1
+        self.communicate = in_job and self.world_size > 1 if communicate is None else communicate
+        self.group = group
+
+    def gather(self, fragment):
+        """Every rank's, on rank 0; None elsewhere, and where nothing is communicated. A collective."""
+        if not self.communicate:
+            return [fragment] if self.world_size == 1 else None
+        fragments = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(fragment, fragments, dst=0, group=self.group)
+        return fragments
 
 
 class Recording:
@@ -128,12 +135,16 @@ class Recording:
             finish(self.path, grad_norm=grad_norm)
 
 
-def finish(path, **training):
-    """Add to `training` of a recorded dump (grad_norm=...). Call it on rank 0 only. Logs instead of raising."""
+def finish(path, *, more=None, **training):
+    """Add to `training` of a recorded dump (grad_norm=...), and to further objects of its manifest (more={key: {...}}).
+
+    Call it on rank 0 only. Logs instead of raising.
+    """
     try:
-        training, manifest, fragment = _plain(training), Path(path) / "manifest.json", _fragment_file(Path(path), 0)
+        added, manifest, fragment = _plain(training), Path(path) / "manifest.json", _fragment_file(Path(path), 0)
         content = json.loads((manifest if manifest.exists() else fragment).read_text(encoding="utf-8"))
-        content.get("job", content)["training"].update(training)
+        for key, values in {**_plain(more or {}), "training": added}.items():
+            content.get("job", content).setdefault(key, {}).update(values)
         if manifest.exists():
             _write_text(manifest, _manifest_text(content))
         else:
@@ -163,6 +174,58 @@ class Located:
 
 
 # One rank ------------------------------------------------------------------------------------------------------------
+
+class Shard(NamedTuple):
+    """This rank's part of a tensor where there is no DTensor of it. As a parameter it needs no `local`."""
+    shape: Any
+    dtype: torch.dtype
+    device_mesh: Any
+    placements: tuple
+    local: Any = None
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+
+class Held(NamedTuple):
+    """A parameter of this rank and its gradient, each a tensor, a DTensor or a Shard; the gradient may be None."""
+    model_part: int
+    name: str
+    parameter: Any
+    gradient: Any
+    more: dict = {}  # further keys of its manifest entry
+
+
+def write_rank(path, job, held, *, keys, more=None, overwrite=False, labels=None, device_mesh=None, moe_mesh=None,
+               stage=None, copies=None, tied=None, experts=None):
+    """Write this rank's file below `path` and return its fragment of the manifest, or one that tells of the failure.
+
+    held: a function that yields Held, so that its failures are caught too. keys: of the manifest. Arguments else as
+    record_gradients'.
+    """
+    try:
+        _claim(path, job.rank, overwrite)
+        keys = {**_plain(more or {}), **keys, "step": int(keys["step"]), "world_size": job.world_size,
+                "training": _plain(keys["training"] or {}),
+                "producer": {"name": "gradclip_record", "version": VERSION, "framework": f"torch {torch.__version__}"}}
+        meshes = _MeshTable()
+        fragment = {"rank": job.rank, "job": keys, "meshes": meshes.rows, "device_mesh": meshes.add(device_mesh),
+                    "moe_mesh": meshes.add(moe_mesh), "parameters": [], "stage": stage}
+        if stage is None:
+            fragment["stage"] = _coordinate(device_mesh, keys["training"].get("pp_axis_name") or "pp")
+        found = _entries(held(), meshes, copies, tied, experts)
+        _write_rank_file(path / RANK_FILE.format(rank=job.rank), fragment, found, labels)
+        return fragment
+    except Exception as error:  # noqa: BLE001 - training must go on
+        log.exception("gradclip: rank %d could not record to %s", job.rank, path)
+        return {"rank": job.rank, "error": f"{type(error).__name__}: {error}"}
+
+
+def leave_fragment(path, fragment):
+    """For `assemble`, where ranks may not communicate."""
+    _write_text(_fragment_file(path, fragment["rank"]), json.dumps(fragment, ensure_ascii=False))
+
 
 def _claim(path, rank, overwrite):
     """Make sure that nothing written from here on stands under an older dump's word."""
@@ -214,52 +277,64 @@ def _write_rank_file(target, fragment, found, labels):
         log.warning("gradclip: not one gradient in %s; is it recorded after the backward pass?", target)
 
 
-def _gradients(model_parts, meshes, copies, tied, experts):
-    """Every parameter of this rank that the training step clips: its manifest entry and its gradient or None."""
-    owner, links, objects = {}, set(), {}
+def named_parameters(model_parts):
+    """(model part, name, parameter) of every parameter of this rank that the training step clips."""
     for part_index, part in enumerate([model_parts] if isinstance(model_parts, torch.nn.Module) else model_parts):
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             part = part.module
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in part.modules()):
             raise NotImplementedError("FSDP1's flattened parameters cannot be recorded; use fully_shard")
-        for raw_name, parameter in part.named_parameters():
-            name, gradient, sharded = WRAPPERS.sub("", raw_name), parameter.grad, isinstance(parameter, DTensor)
-            if not parameter.requires_grad or sharded and parameter.device_mesh.get_coordinate() is None:
-                continue  # frozen, or another rank's: this one holds nothing of it
-            if gradient is not None and isinstance(gradient, DTensor) != sharded:
-                raise TypeError(f"{name}: only one of parameter and gradient is a DTensor")
-            dtype = str((parameter if gradient is None else gradient).dtype).removeprefix("torch.")
-            if dtype not in STORED_AS:
-                raise TypeError(f"{name}: gradients of type {dtype} cannot be recorded")
+        for name, parameter in part.named_parameters():
+            elsewhere = isinstance(parameter, DTensor) and parameter.device_mesh.get_coordinate() is None
+            if parameter.requires_grad and not elsewhere:
+                yield part_index, name, parameter
 
-            entry = {"name": name, "model_part": part_index, "shape": list(parameter.shape), "mesh": None,
-                     "dtype": dtype, "none": gradient is None}
-            if experts and experts(name, parameter):
-                entry["expert"] = True
-            answer = copies(name, parameter) if callable(copies) else (copies or {}).get(name)
-            entry["copies"] = answer or ("distinct" if "expert" in entry or EXPERT_NAME.search(name) else "replicated")
-            if entry["copies"] not in ("replicated", "distinct"):
-                raise ValueError(f"{name}: copies is {answer!r}, expected 'replicated' or 'distinct'")
-            if sharded:
-                entry["mesh"], entry["placements"] = meshes.add(parameter.device_mesh), _placements(parameter)
-                # The training step groups by the mesh object, and FSDP makes a new one for each parameter.
-                known = objects.setdefault(entry["mesh"], {})
-                if number := known.setdefault(id(parameter.device_mesh), len(known)):
-                    entry["mesh_object"] = number
-                if gradient is not None and meshes.add(gradient.device_mesh) != entry["mesh"]:
-                    raise ValueError(f"{name}: the gradient is on another mesh than the parameter")
-                if gradient is not None and _placements(gradient) != entry["placements"]:
-                    entry["gradient_placements"] = _placements(gradient)
 
-            # A tensor that two model parts share is stepped over twice, but is one weight.
-            first = owner.setdefault(id(parameter), entry)
-            key = (tied or {}).get(name) or (first.setdefault("tied", first["name"]) if first is not entry else None)
-            if key is not None:
-                entry["tied"] = key
-            if _link_name(name) in links:
-                entry["dataset"] = f"{_link_name(name)}%40{part_index}"  # "name@part"; no other link name has %40
-            links.add(_link_name(name))
-            yield entry, gradient
+def held_gradients(model_parts):
+    """Every parameter with the gradient that it has now."""
+    for part_index, name, parameter in named_parameters(model_parts):
+        yield Held(part_index, name, parameter, parameter.grad)
+
+
+def _entries(held, meshes, copies, tied, experts):
+    """Of each: its manifest entry and its gradient or None."""
+    owner, links, objects = {}, set(), {}
+    for part_index, raw_name, parameter, gradient, more in held:
+        name, sharded = WRAPPERS.sub("", raw_name), hasattr(parameter, "placements")
+        if gradient is not None and hasattr(gradient, "placements") != sharded:
+            raise TypeError(f"{name}: only one of parameter and gradient is a DTensor")
+        dtype = str((parameter if gradient is None else gradient).dtype).removeprefix("torch.")
+        if dtype not in STORED_AS:
+            raise TypeError(f"{name}: gradients of type {dtype} cannot be recorded")
+
+        entry = {"name": name, "model_part": part_index, "shape": list(parameter.shape), "mesh": None,
+                 "dtype": dtype, "none": gradient is None, **more}
+        if experts and experts(name, parameter):
+            entry["expert"] = True
+        answer = copies(name, parameter) if callable(copies) else (copies or {}).get(name)
+        entry["copies"] = answer or ("distinct" if "expert" in entry or EXPERT_NAME.search(name) else "replicated")
+        if entry["copies"] not in ("replicated", "distinct"):
+            raise ValueError(f"{name}: copies is {answer!r}, expected 'replicated' or 'distinct'")
+        if sharded:
+            entry["mesh"], entry["placements"] = meshes.add(parameter.device_mesh), _placements(parameter)
+            # The training step groups by the mesh object, and FSDP makes a new one for each parameter.
+            known = objects.setdefault(entry["mesh"], {})
+            if number := known.setdefault(id(parameter.device_mesh), len(known)):
+                entry["mesh_object"] = number
+            if gradient is not None and meshes.add(gradient.device_mesh) != entry["mesh"]:
+                raise ValueError(f"{name}: the gradient is on another mesh than the parameter")
+            if gradient is not None and _placements(gradient) != entry["placements"]:
+                entry["gradient_placements"] = _placements(gradient)
+
+        # A tensor that two model parts share is stepped over twice, but is one weight.
+        first = owner.setdefault(id(parameter), entry)
+        key = (tied or {}).get(name) or (first.setdefault("tied", first["name"]) if first is not entry else None)
+        if key is not None:
+            entry["tied"] = key
+        if _link_name(name) in links:
+            entry["dataset"] = f"{_link_name(name)}%40{part_index}"  # "name@part"; no other link name has %40
+        links.add(_link_name(name))
+        yield entry, gradient
 
 
 def _write_gradient(group, entry, gradient):
@@ -286,6 +361,8 @@ def _write_gradient(group, entry, gradient):
 
 def _local(tensor):
     """This rank's part, with any communication that is still under way finished."""
+    if isinstance(tensor, Shard):
+        return tensor.local
     with torch.no_grad():
         tensor = tensor.local if isinstance(tensor, Located) else tensor
         tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -397,8 +474,11 @@ def _runs(indices):
 
 # The manifest --------------------------------------------------------------------------------------------------------
 
-def _manifest(fragments):
-    """Join what the ranks know. Raises, so that no manifest is written, if they do not describe one job."""
+def _manifest(fragments, keep_none=False):
+    """Join what the ranks know. Raises, so that no manifest is written, if they do not describe one job.
+
+    keep_none: leave in each parameter's entry whether its gradient is None on all ranks.
+    """
     fragments = sorted(fragments, key=lambda fragment: fragment["rank"])
     for fragment in fragments:
         if "error" in fragment:
@@ -408,7 +488,7 @@ def _manifest(fragments):
         raise ValueError(f"found parts of ranks {[f['rank'] for f in fragments]}, expected all {job['world_size']}")
     for fragment in fragments:
         for key, value in fragment["job"].items():
-            if key != "training" and value != job[key]:
+            if key in OF_THE_JOB and value != job[key]:
                 raise ValueError(f"{key} is {value} on rank {fragment['rank']}, {job[key]} on rank 0")
         if any(job["training"].get(key, value) != value for key, value in fragment["job"]["training"].items()):
             log.warning("gradclip: rank %d was given other training numbers than rank 0", fragment["rank"])
@@ -433,9 +513,12 @@ def _manifest(fragments):
         device = []  # each rank's own part of one: no single mesh to name, and without pipelining none is needed
     moe_axes = {axis for mesh in moe for axis in meshes[mesh]["dim_names"]}
     dense_axes = set(meshes[device[0]]["dim_names"]) if device else None
+    parameters = _parameters(by_stage, meshes, moe_axes, dense_axes)
+    for entry in [] if keep_none else parameters:
+        del entry["none"]
     return {"format": "gradclip.dump", "version": 1, "rank_file": RANK_FILE, **job, "meshes": meshes,
             "device_mesh": device[0] if device else None, "moe_mesh": moe if len(moe) > 1 else moe[0] if moe else None,
-            "parameters": _parameters(by_stage, meshes, moe_axes, dense_axes),
+            "parameters": parameters,
             "files": {RANK_FILE.format(rank=fragment["rank"]): fragment["file"] for fragment in fragments}}
 
 
@@ -460,7 +543,6 @@ def _parameters(by_stage, meshes, moe_axes, dense_axes):
                     raise ValueError(f"{found['name']}: {key} is {found.get(key)} on rank {fragment['rank']}, "
                                      f"{entry.get(key)} on rank {entry['ranks'][0]}")
     for (stage, part, name, mesh), entry in entries.items():
-        del entry["none"]
         if entry["mesh"] is not None:
             ranks, expected = entry.pop("ranks"), sorted(np.ravel(meshes[mesh]["ranks"]).tolist())
             if sorted(ranks) != expected:
