@@ -7,6 +7,7 @@
 #include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/hdf5.hpp"
 #include "gradclip/dump/posix_file.hpp"
+#include "gradclip/dump/read_back.hpp"
 
 namespace gradclip {
 
@@ -16,6 +17,7 @@ struct NewRankFile::State {
   hdf5::Handle group;
   std::vector<std::string> links;
   std::vector<std::uint64_t> offsets;
+  std::vector<std::uint64_t> bytes;
 
   [[nodiscard]] std::string where(const std::string& link) const {
     return path.string() + ", /gradients/" + printable(link);
@@ -46,6 +48,7 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
     hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, where);
     state.links.push_back(gradient.dataset);
     state.offsets.push_back(made.offset.value_or(0));
+    state.bytes.push_back(made.elements() * size_of(gradient.dtype));
     if (!made.offset) continue;
     begin = begin == 0 ? *made.offset : std::min(begin, *made.offset);
     end = std::max(end, *made.offset + made.elements() * size_of(gradient.dtype));
@@ -62,7 +65,7 @@ const std::vector<std::uint64_t>& NewRankFile::offsets() const noexcept {
   return state_->offsets;
 }
 
-FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums) {
+FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums, bool read_back) {
   State& state = *state_;
   GRADCLIP_CHECK(checksums.size() == state.links.size(), "one checksum for each gradient");
   for (std::size_t i = 0; i < checksums.size(); ++i) {
@@ -72,8 +75,16 @@ FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums) {
   state.group.close(state.path.string());
   state.file.close(state.path.string());
   const FileChecksum checksum = checksum_of_file(state.path);
-  PosixFile::open_for_writing(state.path, false).sync();
-  return {.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+  const PosixFile file = PosixFile::open_for_writing(state.path, false);
+  file.sync();
+  const FileRecord record{.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+  if (read_back) {
+    require_written(state.path, record);
+    for (std::size_t i = 0; i < checksums.size(); ++i) {
+      require_written(file, state.offsets[i], state.bytes[i], "/gradients/" + printable(state.links[i]), checksums[i]);
+    }
+  }
+  return record;
 }
 
 }  // namespace gradclip

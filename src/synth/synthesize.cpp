@@ -132,7 +132,7 @@ class SyntheticWriter {
                   std::size_t threads)
       : manifest_(manifest), options_(options), fault_(fault), threads_(threads), buffers_(threads) {}
 
-  RankRecord write(std::int32_t rank, const std::filesystem::path& directory) {
+  RankRecord write(std::int32_t rank, DumpWriter& writer) {
     std::vector<std::size_t> held;
     std::vector<ShardLayout> layouts;
     std::vector<NewGradient> gradients;
@@ -143,14 +143,14 @@ class SyntheticWriter {
       layouts.push_back(manifest_.layout(entry, rank));
       gradients.push_back({entry.dataset, layouts.back().local_shape(), entry.dtype, std::nullopt});
     }
-    const std::filesystem::path path = directory / manifest_.rank_file_name(rank);
+    const std::filesystem::path path = writer.writing_directory() / manifest_.rank_file_name(rank);
     NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, {});
     const PosixFile file = PosixFile::open_for_writing(path, false);
     std::vector<std::uint64_t> checksums(held.size());
     parallel_for(held.size(), threads_, [&](std::size_t i, std::size_t worker) {
       checksums[i] = write_shard(held[i], rank, layouts[i], file, made.offsets()[i], buffers_[worker]);
     });
-    const FileRecord record = made.finish(checksums);
+    const FileRecord record = made.finish(checksums, writer.reads_back());
     return {rank, 0, record.bytes, record.xxh3_64.value_or(0)};
   }
 
@@ -322,7 +322,7 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
     std::vector<RankRecord> records;
     try {
       for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
-        records.push_back(ranks.write(rank, writer.writing_directory()));
+        records.push_back(ranks.write(rank, writer));
       }
     } catch (const Error&) {
       rethrow_unless_given_up(writer.writing_directory());

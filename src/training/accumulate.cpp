@@ -220,7 +220,7 @@ class Replay {
 
   [[nodiscard]] const std::vector<ParameterPlan>& plans() const noexcept { return plans_; }
 
-  WrittenRank write(std::int32_t rank, const std::filesystem::path& directory) {
+  WrittenRank write(std::int32_t rank, DumpWriter& writer) {
     std::vector<std::size_t> held;
     std::vector<NewGradient> gradients;
     std::vector<std::string> none;
@@ -234,7 +234,7 @@ class Replay {
       held.push_back(p);
       gradients.push_back({entry.dataset, manifest_.layout(entry, rank).local_shape(), entry.dtype, std::nullopt});
     }
-    const std::filesystem::path path = directory / manifest_.rank_file_name(rank);
+    const std::filesystem::path path = writer.writing_directory() / manifest_.rank_file_name(rank);
     NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, none);
     const PosixFile file = PosixFile::open_for_writing(path, false);
     std::vector<std::uint64_t> checksums(held.size());
@@ -245,7 +245,7 @@ class Replay {
     parallel_for(held.size(), benches_.size(), [&](std::size_t i, std::size_t worker) {
       checksums[i] = write_shard(held[i], rank, file, made.offsets()[i], benches_[worker]);
     });
-    const FileRecord record = made.finish(checksums);
+    const FileRecord record = made.finish(checksums, writer.reads_back());
     written.bytes = record.bytes;
     written.xxh3_64 = record.xxh3_64.value_or(0);
     return written;
@@ -424,8 +424,9 @@ AccumulateResult accumulate_microbatches(const std::vector<std::unique_ptr<DumpR
     std::vector<WrittenRank> mine;
     try {
       for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
-        mine.push_back(replay.write(rank, writer.writing_directory()));
+        mine.push_back(replay.write(rank, writer));
       }
+      for (const std::unique_ptr<DumpReader>& dump : dumps) dump->require_unchanged();
     } catch (const Error&) {
       rethrow_unless_given_up(writer.writing_directory());
     }
