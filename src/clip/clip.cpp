@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "gradclip/clip/continued_run.hpp"
 #include "gradclip/clip/recorded.hpp"
 #include "gradclip/clip/second_pass.hpp"
 #include "gradclip/norm/shard_sums.hpp"
@@ -153,11 +154,14 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
   refuse_products(run.dump.manifest(), step, result);
   const bool first = run.comm.process() == 0;
   try {
-    if (first) output->prepare();
-    run.comm.barrier();
     const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
+    if (first) {
+      output->prepare(run_identity(run.dump, factors, result.scale.factors.expert, clip_record(step, options, result)));
+    }
+    run.comm.barrier();
     const SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
     result.total_after = written.total;
+    result.kept_files = written.kept_files;
     if (first) {
       output->finish({.state = GradientState::after_clip,
                       .files = written.files,
@@ -192,6 +196,7 @@ ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, co
     result.total = *options.total_norm;
   } else {
     result.norm = measure_gradients(run, result.scale.factors, step.order, taken.numerics, pipeline, taken.histograms);
+    run.dump.require_unchanged();
     result.norm->reference.note = effective.note;
     result.total = result.norm->total;
     report_recorded(manifest, step, taken, *result.norm);

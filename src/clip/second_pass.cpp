@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "gradclip/base/worker_pool.hpp"
+#include "gradclip/clip/continued_run.hpp"
 #include "gradclip/training/offload.hpp"
 
 namespace gradclip {
@@ -20,7 +22,7 @@ constexpr std::size_t kBatchTasks = 100'000;
 /// A finished rank file as it travels. Trivially copyable.
 struct RankRecord {
   std::int32_t rank = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t kept = 0;  // 1: an earlier run has written it
   std::uint64_t bytes = 0;
   std::uint64_t xxh3_64 = 0;
 };
@@ -30,8 +32,16 @@ struct Batch {
   TaskList list;
   std::vector<std::int32_t> ranks;
   std::vector<std::unique_ptr<RankFileWriter>> files;
+  std::vector<TensorStatistics> statistics;  // of what was written to each file
   std::vector<RankFileWriter*> writer_of_task;
+  std::vector<std::size_t> file_of_task;
   std::uint64_t bytes = 0;
+};
+
+/// A rank file that an earlier run has written.
+struct KeptFile {
+  FileRecord record;
+  TensorStatistics statistics;
 };
 
 class ClippedWriter {
@@ -48,6 +58,7 @@ class ClippedWriter {
 
   SecondPass write() {
     run_.stream.storage().keep_no_more();
+    find_kept();
     const std::int32_t last = run_.plan.end(run_.comm.process());
     // Offloading moves a whole part for each batch: as few batches as can be.
     const std::uint64_t most_bytes = offloads(run_.stream) ? std::uint64_t{1} << 62 : kBatchBytes;
@@ -58,6 +69,7 @@ class ClippedWriter {
              batch->list.tasks.size() < kBatchTasks) {
         append(*batch, rank++);
       }
+      if (batch->files.empty()) continue;
       stream(*batch);
       finish_in_background(std::move(batch));
     }
@@ -65,20 +77,45 @@ class ClippedWriter {
 
     const Absences absences(run_, expert_, none_);
     measure_substitutes(absences);
+    run_.dump.require_unchanged();  // what was measured is what was written
 
     SecondPass result;
     for (const RankRecord& record : gather_values(run_.comm, std::span<const RankRecord>(records_))) {
       result.files[manifest_.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
+      result.kept_files += record.kept;
     }
     result.total = measured_total(run_, request_.order, statistics_, factors_of_, absences);
     return result;
   }
 
  private:
+  /// Reads what an earlier run has finished of this process's rank files.
+  void find_kept() {
+    const std::int32_t first = run_.plan.begin(run_.comm.process());
+    const auto count = static_cast<std::size_t>(run_.plan.end(run_.comm.process()) - first);
+    kept_.resize(count);
+    parallel_for(count, run_.stream.options().threads, [&](std::size_t i, std::size_t) {
+      const std::optional<FinishedFile> file = output_.finished(first + static_cast<std::int32_t>(i));
+      if (!file) return;
+      if (const auto statistics = noted_statistics(file->note)) kept_[i] = KeptFile{file->record, *statistics};
+    });
+  }
+
+  /// @return whether the rank's file is there already.
+  bool take_over(std::int32_t rank) {
+    const std::optional<KeptFile>& file = kept_[static_cast<std::size_t>(rank - run_.plan.begin(run_.comm.process()))];
+    if (!file) return false;
+    records_.push_back({rank, 1, file->record.bytes, file->record.xxh3_64.value_or(0)});
+    statistics_.push_back({rank, file->statistics});
+    return true;
+  }
+
   void append(Batch& batch, std::int32_t rank) {
     TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, rank + 1, factors_of_);
     none_.insert(none_.end(), list.none.begin(), list.none.end());
+    if (take_over(rank)) return;
     batch.ranks.push_back(rank);
+    batch.statistics.emplace_back();
     batch.files.push_back(output_.begin(run_.dump.rank_file(rank)));
     for (std::size_t i = 0; i < list.tasks.size(); ++i) {
       ShardTask task = list.tasks[i];
@@ -90,6 +127,7 @@ class ClippedWriter {
       batch.bytes += task.shard->elements * size_of(task.shard->dtype);
       batch.list.tasks.push_back(std::move(task));
       batch.writer_of_task.push_back(batch.files.back().get());
+      batch.file_of_task.push_back(batch.files.size() - 1);
     }
   }
 
@@ -127,10 +165,9 @@ class ClippedWriter {
       });
     }
     for (std::size_t i = 0; i < of_task.size(); ++i) {
-      const std::int32_t rank = batch.list.tasks[i].rank;
-      if (statistics_.empty() || statistics_.back().rank != rank) statistics_.push_back({rank, {}});
-      add(statistics_.back().statistics, of_task[i], request_.order);
+      add(batch.statistics[batch.file_of_task[i]], of_task[i], request_.order);
     }
+    for (std::size_t i = 0; i < batch.ranks.size(); ++i) statistics_.push_back({batch.ranks[i], batch.statistics[i]});
   }
 
   /// Checksums and syncs a batch while the next one is streamed.
@@ -138,10 +175,11 @@ class ClippedWriter {
     collect_finished();
     // A batch of all rank files has no next one to hide behind.
     const std::size_t threads = offloads(run_.stream) ? run_.stream.options().threads : 1;
-    pending_ = std::async(std::launch::async, [threads, finished = std::move(batch)] {
+    pending_ = std::async(std::launch::async, [this, threads, finished = std::move(batch)] {
       std::vector<RankRecord> records(finished->files.size());
       parallel_for(records.size(), threads, [&](std::size_t i, std::size_t) {
-        const FileRecord record = finished->files[i]->finish();
+        const FileRecord record = finished->files[i]->finish(output_.reads_back());
+        output_.note_finished(finished->ranks[i], {record, note_of(finished->statistics[i])});
         records[i] = {finished->ranks[i], 0, record.bytes, record.xxh3_64.value_or(0)};
       });
       return records;
@@ -163,6 +201,7 @@ class ClippedWriter {
   std::vector<bool> counted_;
   std::vector<RankStatistics> statistics_;
   std::vector<NoneShard> none_;
+  std::vector<std::optional<KeptFile>> kept_;  // by recorded rank of this process
   std::vector<RankRecord> records_;
   std::future<std::vector<RankRecord>> pending_;
 };

@@ -1,6 +1,7 @@
 #pragma once
 // The second pass: every element scaled and clipped, written, and measured as written.
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -12,6 +13,7 @@ namespace gradclip {
 struct SecondPass {
   std::map<std::string, FileRecord> files;  ///< of all rank files, on every process
   double total = 0.0;                       ///< the exact p-norm of what was written
+  std::uint32_t kept_files = 0;             ///< of them, written by an earlier run
 };
 
 /// Writes all rank files of `output`, which is prepared. Collective; every process gets the same result.
