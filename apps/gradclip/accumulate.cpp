@@ -15,6 +15,7 @@ ExitCode run_accumulate(Session& session, const CommandLine& line) {
   for (const std::filesystem::path& dump : line.more_dumps) dumps.push_back(std::make_unique<DumpReader>(dump));
   order_microbatches(dumps);
   DumpWriter writer(*dumps[0], line.output, line.overwrite);
+  writer.read_back(line.paranoid);
   for (const std::unique_ptr<DumpReader>& dump : dumps) {
     const DumpWriter checked(*dump, line.output, line.overwrite);  // OUT is none of the inputs
     session.check_report_path(dump->directory(), line.output);
