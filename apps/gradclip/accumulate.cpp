@@ -96,6 +96,7 @@ ExitCode run_accumulate(Session& session, const CommandLine& line) {
   if (line.output.empty()) scratch.emplace(session.comm());
   const std::filesystem::path output = scratch ? scratch->path() / "accumulated" : line.output;
   DumpWriter writer(*dumps[0], output, line.overwrite);
+  writer.read_back(line.paranoid);
 
   const AccumulateResult result = accumulate_microbatches(session.run_over(dumps), line.accumulate, writer);
   Report report = accumulate_report(line.dump, dumps[0]->manifest(), accumulated_facts(dumps, result, line.output),

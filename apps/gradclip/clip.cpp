@@ -12,7 +12,8 @@ namespace gradclip {
 ExitCode run_clip(Session& session, const CommandLine& line) {
   DumpReader dump(line.dump);
   TrainingStep step = training_step(dump.manifest(), line.scale);
-  DumpWriter writer(dump, line.output, line.overwrite);
+  DumpWriter writer(dump, line.output, line.overwrite, line.resume ? Leftover::continued : Leftover::removed);
+  writer.read_back(line.paranoid);
   session.check_report_path(line.dump, line.output);
 
   Run run = session.run_over(dump, line.clip.total_norm ? 1 : measuring_passes(line) + 1);
@@ -22,6 +23,7 @@ ExitCode run_clip(Session& session, const CommandLine& line) {
   add_findings(result, of_labels);
 
   ReportRun facts = session.facts(line.common.numerics);
+  if (line.resume) facts.kept_files = result.kept_files;
   if (session.speaks()) {
     std::optional<std::string> output;
     if (!result.refused) output = line.output.string();

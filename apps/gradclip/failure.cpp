@@ -34,10 +34,11 @@ Failure current_failure() {
   }
 }
 
-ExitCode end_run(Communicator* comm, const Failure& failure, const std::function<void()>& speak) {
+ExitCode end_run(Communicator* comm, HostBoard& board, const Failure& failure, const std::function<void()>& speak) {
   if (failure.told) return failure.code;
   Agreement agreement{failure.code, true};
   if (comm != nullptr) agreement = comm->abort(failure.code, failure.message);
+  agreement.speaks = agreement.speaks && board.agree_on_voice();
   if (agreement.speaks && !failure.silent) {
     std::fprintf(stderr, "gradclip: error: %s\n", failure.message.c_str());
   }

@@ -6,6 +6,7 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/comm/communicator.hpp"
+#include "gradclip/comm/host_board.hpp"
 
 namespace gradclip {
 
@@ -21,7 +22,9 @@ struct Failure {
 
 /// Agrees with the other processes on the exit code and prints the message if it is this process's turn.
 /// @param comm   null if the run failed before there was one
+/// @param board  on which may stand that another thread has told already
 /// @param speak  what else to tell at this process's turn, if anything
-[[nodiscard]] ExitCode end_run(Communicator* comm, const Failure& failure, const std::function<void()>& speak = {});
+[[nodiscard]] ExitCode end_run(Communicator* comm, HostBoard& board, const Failure& failure,
+                               const std::function<void()>& speak = {});
 
 }  // namespace gradclip

@@ -8,6 +8,7 @@
 #include "failure_report.hpp"
 #include "launch.hpp"
 #include "variables.hpp"
+#include "watch.hpp"
 
 namespace {
 
@@ -55,15 +56,19 @@ int main(int argc, char** argv) {
   // A closed pipe and the limit of file sizes are failed writes, which end all processes alike.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
+  HostBoard board;
+  std::optional<Watch> watch;
   std::unique_ptr<Communicator> comm;
   std::optional<Session> session;
   std::optional<CommandLine> line;
   try {
     const Environment environment = process_environment();
     const Launch launch = detect_launch(environment);
-    comm = make_communicator(launch, &argc, &argv);
+    watch.emplace(board, launch);
+    comm = make_communicator(launch, &argc, &argv, board);
     line = parse_command_line(argc, argv, environment);
     require_launcher(launch, *line);
+    watch->limit_waiting(line->common.timeout);
     session.emplace(*comm, launch, line->common, environment);
     if (session->speaks()) warn_of_variables();
     ExitCode code = ExitCode::done;
@@ -73,16 +78,19 @@ int main(int argc, char** argv) {
       code = run(*session, *line);
     }
     comm->barrier();  // here the others learn of a process that could not write its result
+    watch->stop();    // a launcher may end the others with a signal once one has returned a code
     return static_cast<int>(code);
   } catch (...) {
     if (session) session->end_progress();
     const Failure failure = current_failure();
     // Before the others are asked, since that may end this process; and what is told last is what stderr says.
     if (session && line) report_failure(*session, *line, failure);
-    return static_cast<int>(end_run(comm.get(), failure, [&] {
+    const ExitCode code = end_run(comm.get(), board, failure, [&] {
       if (!session || !line) return;
       if (comm->size() > 1) report_failure(*session, *line, failure);
       annotate_failure(*line, failure, process_environment());
-    }));
+    });
+    if (watch) watch->stop();
+    return static_cast<int>(code);
   }
 }

@@ -3,6 +3,7 @@
 // (GRADCLIP_MAX_NORM for --max-norm), else from --config FILE.json (long option names as keys), else it is empty here
 // and the dump's manifest or a default decides.
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -40,6 +41,7 @@ struct CommonOptions {
   bool quiet = false;
   bool strict = false;
   ColourChoice colour = ColourChoice::automatic;
+  std::chrono::seconds timeout{0};  ///< of a process that waits for others; 0: none
 };
 
 /// The training step's numbers where they are to differ from the manifest's.
@@ -91,7 +93,9 @@ struct CommandLine {
   std::optional<std::filesystem::path> checked;  ///< accumulate --check: compared by `diff`'s rule
   SynthOptions synth;                            ///< synth
   bool overwrite = false;
-  bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
+  bool verify = false;    ///< clip, norms: rank files against their recorded checksums first
+  bool resume = false;    ///< clip
+  bool paranoid = false;  ///< clip, synth, accumulate
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
   std::optional<std::string> answer;
 };

@@ -1,6 +1,8 @@
 #include "output.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -39,7 +41,6 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
-  [[nodiscard]] bool close() noexcept { return ::close(std::exchange(descriptor_, -1)) == 0; }
   void keep() noexcept { kept_ = true; }
 
  private:
@@ -47,6 +48,25 @@ class NewFile {
   int descriptor_;
   bool kept_ = false;
 };
+
+/// A file that no other run has open; one that a killed run left behind is emptied.
+int open_alone(const std::filesystem::path& path, const Named& named) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor < 0) fail(named, "create", errno);
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      ::close(descriptor);
+      break;
+    }
+    struct stat open {};
+    struct stat there {};
+    const bool mine = ::fstat(descriptor, &open) == 0 && ::lstat(path.c_str(), &there) == 0 &&
+                      open.st_ino == there.st_ino && open.st_dev == there.st_dev;
+    if (mine && ::ftruncate(descriptor, 0) == 0) return descriptor;
+    ::close(descriptor);  // another run has just put it in place
+  }
+  fail(named, "write while another run does", EBUSY);
+}
 
 void fill(int descriptor, const Named& named, const std::function<void(std::ostream&)>& write) {
   DescriptorBuffer buffer(descriptor);
@@ -135,12 +155,10 @@ void write_whole_file(const std::filesystem::path& path, const std::function<voi
     return;
   }
   std::filesystem::path temporary = target;
-  temporary.replace_filename("." + target.filename().string() + ".tmp-" + std::to_string(::getpid()));
-  const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail(named, "create", errno);
-  NewFile file(temporary, descriptor);
-  fill(descriptor, named, write);
-  if (!file.close()) fail(named, "write", errno);
+  temporary.replace_filename("." + target.filename().string() + ".gradclip-tmp");
+  NewFile file(temporary, open_alone(temporary, named));
+  fill(file.descriptor(), named, write);
+  if (::fsync(file.descriptor()) != 0 && errno != EINVAL) fail(named, "write", errno);
   if (::rename(temporary.c_str(), target.c_str()) != 0) fail(named, "rename", errno);
   file.keep();
 }

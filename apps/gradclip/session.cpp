@@ -118,12 +118,12 @@ bool is_inside(const std::filesystem::path& path, const std::filesystem::path& d
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv) {
+std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv, HostBoard& board) {
   switch (launch.launcher) {
     case Launcher::none:
       return make_single_process_communicator();
     case Launcher::mpi:
-      return make_mpi_communicator(argc, argv);
+      return make_mpi_communicator(argc, argv, board);
     case Launcher::torchrun:  // what may run so is single (require_launcher)
       return make_single_process_communicator();
   }

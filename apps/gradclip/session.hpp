@@ -14,6 +14,7 @@
 #include "gradclip/analysis/block_exchange.hpp"
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/comm/communicator.hpp"
+#include "gradclip/comm/host_board.hpp"
 #include "gradclip/comm/nccl_communicator.hpp"
 #include "gradclip/norm/total_norm.hpp"
 #include "gradclip/report/report.hpp"
@@ -27,8 +28,9 @@ namespace gradclip {
 
 /// The communicator that the launcher's environment asks for. MPI is not started without a launcher.
 /// Under torchrun every process is alone: require_launcher() says what may run so.
-/// Errors: Error(resources) if MPI does not start.
-[[nodiscard]] std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv);
+/// @param board  outlives the result  Errors: Error(resources) if MPI does not start.
+[[nodiscard]] std::unique_ptr<Communicator> make_communicator(const Launch& launch, int* argc, char*** argv,
+                                                              HostBoard& board);
 
 /// Thrown where nobody reads stdout any more (`| head`): ends the run with ExitCode::resources and without a message.
 struct StdoutClosed {};

@@ -8,6 +8,7 @@ namespace gradclip {
 
 ExitCode run_synth(Session& session, const CommandLine& line) {
   DumpWriter writer(std::filesystem::path(), line.output, line.overwrite);
+  writer.read_back(line.paranoid);
   session.check_report_path({}, line.output);
   const SynthResult made = synthesize(session.comm(), line.synth, session.threads(), line.output, writer);
 

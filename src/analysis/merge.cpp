@@ -80,7 +80,7 @@ class Merger {
       file_.sync();
       file_.close();
     } catch (const Error&) {
-      rethrow_unless_given_up(output_.file().parent_path());
+      rethrow_unless_given_up(output_.file());
     }
     run_.comm.barrier();
     std::vector<std::uint64_t> checksums;
@@ -253,7 +253,7 @@ class Merger {
         my_checksums[index] = {i, checksum.digest()};
       });
     } catch (const Error&) {
-      rethrow_unless_given_up(output_.file().parent_path());
+      rethrow_unless_given_up(output_.file());
     }
     std::vector<std::uint64_t> checksums(tensors_.size(), 0);
     for (const TensorChecksum& each : gather_values(run_.comm, std::span<const TensorChecksum>(my_checksums))) {

@@ -53,7 +53,7 @@ class MergedDump final : public MergedOutput {
       if (!tensors[i].none) of_gradients.push_back(checksums[i]);
       entries.push_back(parameter_text(entry_of(tensors[i]), nullptr));
     }
-    const FileRecord record = file_->finish(of_gradients);
+    const FileRecord record = file_->finish(of_gradients, false);
     const Manifest& manifest = input_.manifest();
     // Pipeline parallelism needs an axis to be on: here it has one stage.
     std::optional<DeviceMesh> mesh;
@@ -127,7 +127,7 @@ class MergedSafetensors final : public MergedOutput {
 
   [[nodiscard]] std::filesystem::path file() override {
     output_.touch();
-    return output_.file();
+    return output_.made();
   }
   [[nodiscard]] bool takes_checksums() const noexcept override { return false; }
   void finish(const std::vector<MergedTensor>&, std::span<const std::uint64_t>) override { output_.publish(); }

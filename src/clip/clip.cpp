@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "gradclip/clip/continued_run.hpp"
 #include "gradclip/clip/recorded.hpp"
 #include "gradclip/clip/second_pass.hpp"
 #include "gradclip/norm/shard_sums.hpp"
@@ -152,17 +153,20 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
   decide(step, options, result);
   if (output == nullptr || result.refused) return;
   refuse_products(run.dump.manifest(), step, result);
+  const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
+  const std::string record = clip_record(step, options, result);
   const auto write_mine = [&] {
-    const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
     SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
     result.total_after = written.total;
     return std::move(written.files);
   };
-  write_jointly(
-      run.comm, *output, run.dump.manifest(), write_mine, [&](const std::map<std::string, FileRecord>& files) {
-        output->finish(
-            {.state = GradientState::after_clip, .files = files, .clip_record = clip_record(step, options, result)});
-      });
+  const auto finish = [&](const std::map<std::string, FileRecord>& files) {
+    output->finish({.state = GradientState::after_clip, .files = files, .clip_record = record});
+  };
+  const std::string identity = run_identity(run.dump, factors, result.scale.factors.expert, record);
+  for (const WrittenRank& file : write_jointly(run.comm, *output, run.dump.manifest(), identity, write_mine, finish)) {
+    result.kept_files += file.kept;
+  }
 }
 
 ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, const ClipOptions& options,
@@ -186,6 +190,7 @@ ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, co
     result.total = *options.total_norm;
   } else {
     result.norm = measure_gradients(run, result.scale.factors, step.order, taken.numerics, pipeline, taken.histograms);
+    run.dump.require_unchanged();
     result.norm->reference.note = effective.note;
     result.total = result.norm->total;
     report_recorded(manifest, step, taken, *result.norm);

@@ -39,6 +39,7 @@ struct ClipResult {
   bool skipped = false;               ///< non-finite total under NonfinitePolicy::skip: scaled, not clipped
   bool refused = false;               ///< non-finite total under NonfinitePolicy::error: no gradients were written
   std::optional<double> total_after;  ///< measured on what was written
+  std::uint32_t kept_files = 0;       ///< rank files that an interrupted run had written
 };
 
 /// min(1, max_norm / (total + 1e-6)), NaN stays NaN, by the operations of torch.nn.utils.clip_grads_with_norm_ on a

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "gradclip/base/worker_pool.hpp"
+#include "gradclip/clip/continued_run.hpp"
 #include "gradclip/training/offload.hpp"
 
 namespace gradclip {
@@ -22,8 +24,16 @@ struct Batch {
   TaskList list;
   std::vector<std::int32_t> ranks;
   std::vector<std::unique_ptr<RankFileWriter>> files;
+  std::vector<TensorStatistics> statistics;  // of what was written to each file
   std::vector<RankFileWriter*> writer_of_task;
+  std::vector<std::size_t> file_of_task;
   std::uint64_t bytes = 0;
+};
+
+/// A rank file that an earlier run has written.
+struct KeptFile {
+  FileRecord record;
+  TensorStatistics statistics;
 };
 
 class ClippedWriter {
@@ -40,6 +50,7 @@ class ClippedWriter {
 
   SecondPass write() {
     run_.stream.storage().keep_no_more();
+    find_kept();
     const std::int32_t last = run_.plan.end(run_.comm.process());
     // Offloading moves a whole part for each batch: as few batches as can be.
     const std::uint64_t most_bytes = offloads(run_.stream) ? std::uint64_t{1} << 62 : kBatchBytes;
@@ -50,6 +61,7 @@ class ClippedWriter {
              batch->list.tasks.size() < kBatchTasks) {
         append(*batch, rank++);
       }
+      if (batch->files.empty()) continue;
       stream(*batch);
       finish_in_background(std::move(batch));
     }
@@ -57,6 +69,7 @@ class ClippedWriter {
 
     const Absences absences(run_, expert_, none_);
     measure_substitutes(absences);
+    run_.dump.require_unchanged();  // what was measured is what was written
 
     SecondPass result;
     result.files = std::move(records_);
@@ -65,10 +78,34 @@ class ClippedWriter {
   }
 
  private:
+  /// Reads what an earlier run has finished of this process's rank files.
+  void find_kept() {
+    const std::int32_t first = run_.plan.begin(run_.comm.process());
+    const auto count = static_cast<std::size_t>(run_.plan.end(run_.comm.process()) - first);
+    kept_.resize(count);
+    parallel_for(count, run_.stream.options().threads, [&](std::size_t i, std::size_t) {
+      const std::optional<FinishedFile> file = output_.finished(first + static_cast<std::int32_t>(i));
+      if (!file) return;
+      if (const auto statistics = noted_statistics(file->note)) kept_[i] = KeptFile{file->record, *statistics};
+    });
+  }
+
+  /// @return whether the rank's file is there already.
+  bool take_over(std::int32_t rank) {
+    const std::optional<KeptFile>& file = kept_[static_cast<std::size_t>(rank - run_.plan.begin(run_.comm.process()))];
+    if (!file) return false;
+    records_.emplace_back(rank, file->record);
+    records_.back().kept = 1;
+    statistics_.push_back({rank, file->statistics});
+    return true;
+  }
+
   void append(Batch& batch, std::int32_t rank) {
     TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, rank + 1, factors_of_);
     none_.insert(none_.end(), list.none.begin(), list.none.end());
+    if (take_over(rank)) return;
     batch.ranks.push_back(rank);
+    batch.statistics.emplace_back();
     batch.files.push_back(output_.begin(run_.dump.rank_file(rank)));
     for (std::size_t i = 0; i < list.tasks.size(); ++i) {
       ShardTask task = list.tasks[i];
@@ -80,6 +117,7 @@ class ClippedWriter {
       batch.bytes += task.shard->elements * size_of(task.shard->dtype);
       batch.list.tasks.push_back(std::move(task));
       batch.writer_of_task.push_back(batch.files.back().get());
+      batch.file_of_task.push_back(batch.files.size() - 1);
     }
   }
 
@@ -117,10 +155,9 @@ class ClippedWriter {
       });
     }
     for (std::size_t i = 0; i < of_task.size(); ++i) {
-      const std::int32_t rank = batch.list.tasks[i].rank;
-      if (statistics_.empty() || statistics_.back().rank != rank) statistics_.push_back({rank, {}});
-      add(statistics_.back().statistics, of_task[i], request_.order);
+      add(batch.statistics[batch.file_of_task[i]], of_task[i], request_.order);
     }
+    for (std::size_t i = 0; i < batch.ranks.size(); ++i) statistics_.push_back({batch.ranks[i], batch.statistics[i]});
   }
 
   /// Checksums and syncs a batch while the next one is streamed.
@@ -128,10 +165,12 @@ class ClippedWriter {
     collect_finished();
     // A batch of all rank files has no next one to hide behind.
     const std::size_t threads = offloads(run_.stream) ? run_.stream.options().threads : 1;
-    pending_ = std::async(std::launch::async, [threads, finished = std::move(batch)] {
+    pending_ = std::async(std::launch::async, [this, threads, finished = std::move(batch)] {
       std::vector<WrittenRank> records(finished->files.size());
       parallel_for(records.size(), threads, [&](std::size_t i, std::size_t) {
-        records[i] = {finished->ranks[i], finished->files[i]->finish()};
+        const FileRecord record = finished->files[i]->finish(output_.reads_back());
+        output_.note_finished(finished->ranks[i], {record, note_of(finished->statistics[i])});
+        records[i] = {finished->ranks[i], record};
       });
       return records;
     });
@@ -152,6 +191,7 @@ class ClippedWriter {
   std::vector<bool> counted_;
   std::vector<RankStatistics> statistics_;
   std::vector<NoneShard> none_;
+  std::vector<std::optional<KeptFile>> kept_;  // by recorded rank of this process
   std::vector<WrittenRank> records_;
   std::future<std::vector<WrittenRank>> pending_;
 };

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -41,7 +42,7 @@ std::byte* at(std::byte* base, std::size_t offset) {
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(int* argc, char*** argv) {
+  MpiCommunicator(int* argc, char*** argv, HostBoard& board) : board_(board) {
     int provided = 0;
     GRADCLIP_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided));
     GRADCLIP_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
@@ -49,13 +50,15 @@ class MpiCommunicator final : public Communicator {
     GRADCLIP_MPI(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
     GRADCLIP_MPI(MPI_Comm_rank(comm_, &process_));
     GRADCLIP_MPI(MPI_Comm_size(comm_, &size_));
-    MPI_Comm host = MPI_COMM_NULL;
-    GRADCLIP_MPI(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, process_, MPI_INFO_NULL, &host));
-    GRADCLIP_MPI(MPI_Comm_size(host, &on_this_host_));
-    MPI_Comm_free(&host);
+    GRADCLIP_MPI(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, process_, MPI_INFO_NULL, &host_));
+    GRADCLIP_MPI(MPI_Comm_size(host_, &on_this_host_));
+    share_board();
   }
 
   ~MpiCommunicator() override {
+    board_.unshare();
+    MPI_Win_free(&shared_);
+    MPI_Comm_free(&host_);
     MPI_Comm_free(&comm_);
     MPI_Finalize();
   }
@@ -68,6 +71,7 @@ class MpiCommunicator final : public Communicator {
   CommunicatorDescription describe() const override { return {"mpi", mpi_library_version(), on_this_host_}; }
 
   void broadcast(Bytes bytes, int root) override {
+    const Waiting waiting(board_);
     enter(bytes, bytes);
     for (std::size_t done = 0; done < bytes.size; done += kPiece) {
       const auto count = static_cast<int>(std::min(kPiece, bytes.size - done));
@@ -76,6 +80,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void all_gather(Bytes mine, std::span<const std::size_t> counts, Bytes all) override {
+    const Waiting waiting(board_);
     enter(mine, all);
     GRADCLIP_CHECK(mine.size == counts[static_cast<std::size_t>(process_)], "all_gather: counts do not match");
     std::vector<int> int_counts, displacements;
@@ -90,6 +95,7 @@ class MpiCommunicator final : public Communicator {
 
   void all_to_all(Bytes send, std::span<const std::size_t> send_counts, Bytes receive,
                   std::span<const std::size_t> receive_counts) override {
+    const Waiting waiting(board_);
     enter(send, receive);
     // Every process must take the same road, so the largest volume anywhere decides.
     const unsigned long long mine = std::max(send.size, receive.size);
@@ -107,6 +113,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void barrier() override {
+    const Waiting waiting(board_);
     agree_that_all_is_well();
     GRADCLIP_MPI(MPI_Barrier(comm_));
   }
@@ -122,14 +129,45 @@ class MpiCommunicator final : public Communicator {
       sound = MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS;
       if (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    if (done) return {agreed.code(), agreed.process == process_};
-    std::fprintf(stderr, "gradclip: error: %s\n", message.c_str());
+    if (done) {
+      // From now on this process knows why the run ends, whatever ends it.
+      const bool speaks = board_.agree_on_voice();
+      return {agreed.code(), speaks && agreed.process == process_};
+    }
+    if (board_.claim_voice()) std::fprintf(stderr, "gradclip: error: %s\n", message.c_str());
     std::fflush(stderr);
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
     std::_Exit(static_cast<int>(code));
   }
 
  private:
+  /// As long as a collective is under way.
+  class Waiting {
+   public:
+    explicit Waiting(HostBoard& board) : board_(board) { board_.note_waiting(true); }
+    ~Waiting() { board_.note_waiting(false); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    HostBoard& board_;
+  };
+
+  /// The host's first process has the memory, all of them see it.
+  void share_board() {
+    int place = 0;
+    GRADCLIP_MPI(MPI_Comm_rank(host_, &place));
+    HostBoardMemory* memory = nullptr;
+    const MPI_Aint bytes = place == 0 ? static_cast<MPI_Aint>(sizeof(HostBoardMemory)) : 0;
+    GRADCLIP_MPI(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, host_, &memory, &shared_));
+    MPI_Aint size = 0;
+    int unit = 0;
+    GRADCLIP_MPI(MPI_Win_shared_query(shared_, 0, &size, &unit, &memory));
+    if (place == 0) new (memory) HostBoardMemory{};
+    GRADCLIP_MPI(MPI_Barrier(host_));
+    board_.share(*memory, place, process_);
+  }
+
   /// What each process says before a collective: MPI_MAXLOC takes the gravest, the lowest process at a tie.
   struct Status {
     int gravity = 0;
@@ -153,7 +191,9 @@ class MpiCommunicator final : public Communicator {
     MPI_Request request = MPI_REQUEST_NULL;
     GRADCLIP_MPI(MPI_Iallreduce(&mine, &agreed, 1, MPI_2INT, MPI_MAXLOC, comm_, &request));
     GRADCLIP_MPI(MPI_Wait(&request, MPI_STATUS_IGNORE));
-    if (agreed.gravity != 0) throw PeerFailed{agreed.code()};
+    if (agreed.gravity == 0) return;
+    board_.agree_on_voice();  // it is the peer's
+    throw PeerFailed{agreed.code()};
   }
 
   void enter(Bytes a, Bytes b) {
@@ -201,7 +241,10 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
+  HostBoard& board_;
   MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm host_ = MPI_COMM_NULL;
+  MPI_Win shared_ = MPI_WIN_NULL;  // where the board is
   int process_ = 0;
   int size_ = 1;
   int on_this_host_ = 1;
@@ -209,8 +252,8 @@ class MpiCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_mpi_communicator(int* argc, char*** argv) {
-  return std::make_unique<MpiCommunicator>(argc, argv);
+std::unique_ptr<Communicator> make_mpi_communicator(int* argc, char*** argv, HostBoard& board) {
+  return std::make_unique<MpiCommunicator>(argc, argv, board);
 }
 
 std::string mpi_library_version() {

@@ -1,8 +1,11 @@
 #include "gradclip/dump/dump_reader.hpp"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+
+#include "gradclip/base/error.hpp"
 
 namespace gradclip {
 namespace {
@@ -39,8 +42,14 @@ std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
     recent_.splice(recent_.begin(), recent_, found->second);
     return recent_.front();
   }
-  auto file = left_out_ranks_.count(rank) != 0 ? std::make_shared<const RankFile>(manifest_, rank)
-                                               : std::make_shared<const RankFile>(directory_, manifest_, rank);
+  const bool left_out_whole = left_out_ranks_.count(rank) != 0;
+  if (!left_out_whole) {
+    const Identity now = identify(rank);
+    const auto [before, first_time] = opened_.emplace(rank, now);
+    if (!first_time) require_same(rank, before->second);
+  }
+  auto file = left_out_whole ? std::make_shared<const RankFile>(manifest_, rank)
+                             : std::make_shared<const RankFile>(directory_, manifest_, rank);
   if (const auto left_out = left_out_.find(rank); left_out != left_out_.end()) {
     for (const std::size_t parameter : left_out->second) file->leave_out(parameter);
   }
@@ -51,6 +60,34 @@ std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
   recent_.push_front(file);
   open_[rank] = recent_.begin();
   return file;
+}
+
+DumpReader::Identity DumpReader::identify(std::int32_t rank) const {
+  struct stat status {};
+  // A file that is missing is told of by whoever opens it.
+  if (::stat((directory_ / manifest_.rank_file_name(rank)).c_str(), &status) != 0) return {};
+  return {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
+          static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+}
+
+void DumpReader::require_same(std::int32_t rank, const Identity& before) const {
+  const Identity now = identify(rank);
+  if (now == before) return;
+  std::string found = "was written to while it was read";
+  if (now == Identity{}) {
+    found = "was removed while it was read";
+  } else if (now.inode != before.inode || now.device != before.device) {
+    found = "was replaced while it was read";
+  }
+  throw Error(ExitCode::bad_input, {.where = (directory_ / manifest_.rank_file_name(rank)).string(),
+                                    .found = std::move(found),
+                                    .expected = "a dump that nobody changes",
+                                    .advice = "run again once it is complete"});
+}
+
+void DumpReader::require_unchanged() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [rank, before] : opened_) require_same(rank, before);
 }
 
 void DumpReader::leave_out(std::int32_t rank, std::size_t parameter) {

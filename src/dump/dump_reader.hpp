@@ -38,8 +38,13 @@ class DumpReader {
     capacity_ = std::max<std::size_t>(1, std::min(capacity_, rank_files));
   }
 
-  /// Thread-safe. Errors: as RankFile's constructor.
+  /// Thread-safe. Errors: as RankFile's constructor; as require_unchanged() for a file that is opened again.
   [[nodiscard]] std::shared_ptr<const RankFile> rank_file(std::int32_t rank);
+
+  /// Every rank file that was opened so far is still the file that it was at first, with its size and its time: for
+  /// whoever is about to say what was in them. Thread-safe. Errors: Error(bad_input) naming a file that was replaced,
+  /// written to or removed.
+  void require_unchanged();
 
   /// From now on the rank's gradient of the parameter, or all of its gradients, are taken as None: for what was found
   /// to be damaged, so that the rest can be worked on. Not while rank files are in use elsewhere.
@@ -47,12 +52,23 @@ class DumpReader {
   void leave_out(std::int32_t rank);
 
  private:
+  /// What tells a file from one that takes its place.
+  struct Identity {
+    std::uint64_t device = 0, inode = 0, bytes = 0;
+    std::int64_t seconds = 0, nanoseconds = 0;  // of its last change
+
+    friend bool operator==(const Identity&, const Identity&) = default;
+  };
+  [[nodiscard]] Identity identify(std::int32_t rank) const;
+  void require_same(std::int32_t rank, const Identity& before) const;
+
   std::filesystem::path directory_;
   Manifest manifest_;
   std::size_t capacity_;
   std::mutex mutex_;
   std::list<std::shared_ptr<const RankFile>> recent_;  // most recently used first
   std::unordered_map<std::int32_t, std::list<std::shared_ptr<const RankFile>>::iterator> open_;
+  std::unordered_map<std::int32_t, Identity> opened_;                    // as they were when they were opened first
   std::unordered_map<std::int32_t, std::vector<std::size_t>> left_out_;  // parameters by rank
   std::unordered_set<std::int32_t> left_out_ranks_;
 };

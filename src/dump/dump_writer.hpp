@@ -2,16 +2,19 @@
 // Writing a dump of the input's layout: whole or absent.
 //
 // Everything is written to OUT.partial beside OUT; rank files first, each checksummed and synced, the manifest last,
-// then one rename to OUT. Whoever is destroyed before finish() removes what it made.
+// then one rename to OUT. Whoever is destroyed before finish() removes what it made, unless the next run is to continue
+// it.
 
 #include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "gradclip/dump/dump_reader.hpp"
+#include "gradclip/dump/finished_files.hpp"
 #include "gradclip/dump/partial_output.hpp"
 
 namespace gradclip {
@@ -37,12 +40,15 @@ class RankFileWriter {
   void cancel(std::exception_ptr why) noexcept;
 
   /// Checksums as attributes (xxh3_64 of what was given to write()), closes, syncs.
+  /// @param read_back  the file is then read and compared with what was given to write()
   /// @return size and XXH3-64 of the whole file as it is on disk.
-  /// Errors: Error(resources); Error(usage) if another process has given up the run; Error(bug) if an element was not
-  /// written.
-  FileRecord finish();
+  /// Errors: Error(resources), for a file that reads back with other bytes too; Error(usage) if another process has
+  /// given up the run; Error(bug) if an element was not written.
+  FileRecord finish(bool read_back = false);
 
  private:
+  void require_written(const FileRecord& record) const;
+
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -53,18 +59,30 @@ class DumpWriter {
  public:
   /// A dump of the input's layout, or one that is merely made beside it (empty: from nothing).
   /// Errors: as PartialOutput.
-  DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite);
+  DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite,
+             Leftover leftover = Leftover::removed);
   DumpWriter(const std::filesystem::path& input, std::filesystem::path output, bool overwrite);
 
   /// As PartialOutput.
-  void prepare() { output_.prepare(); }
+  void prepare(const std::string& identity = {}) { output_.prepare(identity); }
 
-  /// One rank file of the input's layout.
+  /// Whether rank files are read back when they are finished, and compared with what was computed.
+  void read_back(bool wanted) noexcept { reads_back_ = wanted; }
+  [[nodiscard]] bool reads_back() const noexcept { return reads_back_; }
+
+  /// A recorded rank's file that an earlier run has finished, if it is still what that run noted; reads it. Such a file
+  /// is not begun again. Thread-safe. Errors: as finished_file().
+  [[nodiscard]] std::optional<FinishedFile> finished(std::int32_t rank) const;
+  /// Notes for a later run that the rank's file is whole. Thread-safe. Errors: as note_finished_file(); Error(usage) if
+  /// another process has given up the run.
+  void note_finished(std::int32_t rank, const FinishedFile& file) const;
+
+  /// One rank file of the input's layout; in the place of one that an earlier run has left.
   [[nodiscard]] std::unique_ptr<RankFileWriter> begin(std::shared_ptr<const RankFile> input);
   /// Where other files of the dump are made.
-  [[nodiscard]] const std::filesystem::path& writing_directory() noexcept {
+  [[nodiscard]] std::filesystem::path writing_directory() {
     output_.touch();
-    return output_.directory();
+    return output_.made();
   }
 
   /// Writes the manifest, syncs, renames OUT.partial to OUT (an exchange with the old OUT where `overwrite`, which is
@@ -80,6 +98,8 @@ class DumpWriter {
  private:
   const DumpReader* input_ = nullptr;
   PartialOutput output_;
+  bool continues_ = false;
+  bool reads_back_ = false;
 };
 
 }  // namespace gradclip

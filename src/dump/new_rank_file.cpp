@@ -10,6 +10,7 @@
 #include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/hdf5.hpp"
 #include "gradclip/dump/posix_file.hpp"
+#include "gradclip/dump/read_back.hpp"
 
 namespace gradclip {
 
@@ -19,6 +20,7 @@ struct NewRankFile::State {
   hdf5::Handle group;
   std::vector<std::string> links;
   std::vector<std::uint64_t> offsets;
+  std::vector<std::uint64_t> bytes;
   std::vector<std::uint64_t> label_offsets;
   std::uint64_t begin = 0, end = 0;  // of all data in the file; end 0: none yet
 
@@ -57,7 +59,8 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
     if (gradient.scale_inv) hdf5::write_float_attribute(made.handle, "scale_inv", *gradient.scale_inv, where);
     hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, where);
     state.links.push_back(gradient.dataset);
-    state.offsets.push_back(state.place(made.offset, made.elements() * size_of(gradient.dtype)));
+    state.bytes.push_back(made.elements() * size_of(gradient.dtype));
+    state.offsets.push_back(state.place(made.offset, state.bytes.back()));
   }
   if (!none.empty()) hdf5::create_texts(state.file, "none", none, here + ", /none");
   if (!labels.empty()) {
@@ -85,7 +88,7 @@ const std::vector<std::uint64_t>& NewRankFile::label_offsets() const noexcept {
   return state_->label_offsets;
 }
 
-FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums) {
+FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums, bool read_back) {
   State& state = *state_;
   GRADCLIP_CHECK(checksums.size() == state.links.size(), "one checksum for each gradient");
   for (std::size_t i = 0; i < checksums.size(); ++i) {
@@ -95,8 +98,16 @@ FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums) {
   state.group.close(state.path.string());
   state.file.close(state.path.string());
   const FileChecksum checksum = checksum_of_file(state.path);
-  PosixFile::open_for_writing(state.path, false).sync();
-  return {.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+  const PosixFile file = PosixFile::open_for_writing(state.path, false);
+  file.sync();
+  const FileRecord record{.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+  if (read_back) {
+    require_written(state.path, record);
+    for (std::size_t i = 0; i < checksums.size(); ++i) {
+      require_written(file, state.offsets[i], state.bytes[i], "/gradients/" + printable(state.links[i]), checksums[i]);
+    }
+  }
+  return record;
 }
 
 }  // namespace gradclip

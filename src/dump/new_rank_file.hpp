@@ -49,8 +49,10 @@ class NewRankFile {
   [[nodiscard]] const std::vector<std::uint64_t>& label_offsets() const noexcept;
 
   /// Adds the checksums, closes, syncs. @param checksums  XXH3-64 of each gradient's bytes
-  /// @return size and XXH3-64 of the whole file as it is on disk. Errors: Error(resources).
-  [[nodiscard]] FileRecord finish(std::span<const std::uint64_t> checksums);
+  /// @param read_back  the file is then read and compared with them
+  /// @return size and XXH3-64 of the whole file as it is on disk. Errors: Error(resources), for a file that reads back
+  /// with other bytes too.
+  [[nodiscard]] FileRecord finish(std::span<const std::uint64_t> checksums, bool read_back);
 
  private:
   struct State;

@@ -10,11 +10,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <mutex>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "gradclip/base/error.hpp"
+#include "gradclip/dump/finished_files.hpp"
 #include "gradclip/dump/manifest.hpp"
 #include "gradclip/dump/posix_file.hpp"
 #include "gradclip/dump/safetensors_file.hpp"
@@ -24,8 +26,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Says in an unfinished output that it is one, so that only what gradclip made is ever removed.
+/// Says in an unfinished output that it is one, so that only what gradclip made is ever removed; holds the identity of
+/// its run.
 constexpr const char* kMarker = ".gradclip-partial";
+constexpr std::uint64_t kMostIdentityBytes = 4096;
+constexpr int kMostAttempts = 100;  // to lock a directory that others are putting in place and removing
 
 [[noreturn]] void refuse(const fs::path& path, std::string found, std::string advice) {
   throw Error(
@@ -114,10 +119,10 @@ void rename_or_throw(const fs::path& from, const fs::path& to) {
 }
 
 /// Where there is no exchange: the old output is put aside, and put back if the new one cannot take its place.
-void replace(const fs::path& output, const fs::path& partial, const fs::path& aside) {
+void replace(const fs::path& output, const fs::path& made, const fs::path& aside) {
   rename_or_throw(output, aside);
   try {
-    rename_or_throw(partial, output);
+    rename_or_throw(made, output);
   } catch (const Error& error) {
     if (::rename(aside.c_str(), output.c_str()) == 0) throw;
     ErrorText text = error.text();
@@ -126,37 +131,119 @@ void replace(const fs::path& output, const fs::path& partial, const fs::path& as
   }
 }
 
-void mark(const fs::path& directory) {
-  std::error_code error;
-  if (fs::exists(fs::symlink_status(directory / kMarker, error))) return;
-  static_cast<void>(PosixFile::open_for_writing(directory / kMarker, true));
+bool has_marker(const fs::path& directory) {
+  std::error_code ignored;
+  return fs::exists(fs::symlink_status(directory / kMarker, ignored));
 }
 
-/// Empties a directory that a run left behind; refuses one that gradclip did not make.
-void empty_leftover(const fs::path& partial) {
-  std::error_code error;
-  if (fs::is_empty(partial, error)) return;
-  if (!fs::exists(fs::symlink_status(partial / kMarker, error))) {
-    refuse(partial, "exists, is not empty and was not made by gradclip", "remove it, or choose another output");
+std::string marked_identity(const fs::path& directory) {
+  try {
+    const PosixFile file = PosixFile::open_for_reading(directory / kMarker);
+    std::string text(std::min(file.size(), kMostIdentityBytes), '\0');
+    file.read(0, text.data(), text.size());
+    return text;
+  } catch (const Error&) {
+    return {};
   }
-  std::vector<fs::path> names;
-  for (fs::directory_iterator entry(partial, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename() != kMarker) names.push_back(entry->path());
+}
+
+void write_new_file(const fs::path& path, const std::string& text) {
+  const PosixFile file = PosixFile::open_for_writing(path, true);
+  file.write(0, text.data(), text.size());
+  file.sync();
+}
+
+/// At no time is there something in the directory without a marker beside it.
+void mark(const fs::path& directory, const std::string& identity) {
+  if (!has_marker(directory)) return write_new_file(directory / kMarker, identity);
+  if (marked_identity(directory) == identity) return;
+  const fs::path fresh = stand_in(directory / kMarker, ".new");
+  std::error_code ignored;
+  fs::remove(fresh, ignored);
+  write_new_file(fresh, identity);
+  rename_or_throw(fresh, directory / kMarker);
+}
+
+/// Everything in it that `is_kept` does not keep; the marker stays.
+template <class Kept>
+void remove_entries(const fs::path& directory, std::error_code& error, Kept&& is_kept) {
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename() != kMarker && !is_kept(entry->path())) paths.push_back(entry->path());
   }
-  for (const fs::path& path : names) {
+  for (const fs::path& path : paths) {
     if (!error) fs::remove_all(path, error);
   }
+}
+
+bool keeps_nothing(const fs::path&) {
+  return false;
+}
+
+/// The marker last, so that whoever is killed or fails here leaves what the next run dares to remove.
+void remove_marked(const fs::path& directory) {
+  std::error_code error;
+  for (int attempt = 0; attempt < 3; ++attempt) {  // another process of the run may be at it too
+    error.clear();
+    remove_entries(directory, error, keeps_nothing);
+    if (!error) break;
+  }
+  if (!error) fs::remove(directory / kMarker, error);
+  if (!error) fs::remove(directory, error);
+}
+
+/// Whether gradclip made it, or nobody put anything into it.
+bool is_ours(const fs::path& directory) {
+  std::error_code error;
+  return fs::is_directory(fs::symlink_status(directory, error)) &&
+         (has_marker(directory) || fs::is_empty(directory, error));
+}
+
+/// Removes what a run left behind; refuses what gradclip did not make.
+void empty_leftover(const fs::path& partial) {
+  if (!is_ours(partial)) {
+    refuse(partial, "exists, is not empty and was not made by gradclip", "remove it, or choose another output");
+  }
+  std::error_code error;
+  remove_entries(partial, error, keeps_nothing);
   if (error) throw output_error(partial, "remove an unfinished output", error.value());
 }
 
-/// Removes an output that this run has replaced. What cannot be removed stays; marked, so that a later run dares to.
-void remove_replaced(const fs::path& old) {
-  try {
-    mark(old);
-  } catch (const Error&) {  // the new output is in its place all the same
-  }
-  std::error_code ignored;
-  fs::remove_all(old, ignored);
+/// Takes a leftover over: what was not finished goes.
+void keep_finished(const PartialOutput& output) {
+  std::error_code error;
+  remove_entries(output.made(), error, [&](const fs::path& path) {
+    return fs::exists(finished_files_directory(output.directory()) / path.filename(), error);
+  });
+  if (error) throw output_error(output.directory(), "remove what is unfinished in it", error.value());
+}
+
+bool is_at(int descriptor, const fs::path& path) {
+  struct stat open {};
+  struct stat named {};
+  return ::fstat(descriptor, &open) == 0 && ::lstat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
+         open.st_ino == named.st_ino;
+}
+
+int open_directory(const fs::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+[[noreturn]] void refuse_taken(const fs::path& partial) {
+  throw Error(ExitCode::resources, {.where = partial.string(),
+                                    .found = "another run is writing it",
+                                    .expected = {},
+                                    .advice = "wait for it, or choose another output"});
+}
+
+/// Outputs that this process has touched and that are neither published nor removed.
+struct Unfinished {
+  std::mutex mutex;
+  std::vector<const PartialOutput*> outputs;
+};
+Unfinished& unfinished() {
+  static Unfinished one;
+  return one;
 }
 
 }  // namespace
@@ -168,11 +255,16 @@ void require_apart(const fs::path& input, const fs::path& output, bool overwrite
   const fs::path target = resolved(output);
   refuse_overlap(target, source, target);
   refuse_overlap(target, source, stand_in(target, ".partial"));
+  refuse_overlap(target, source, stand_in(stand_in(target, ".partial"), ".removed"));
   if (overwrite) refuse_overlap(target, source, stand_in(target, ".replaced"));
 }
 
-PartialOutput::PartialOutput(const fs::path& input, fs::path output, bool overwrite, OutputKind kind)
-    : kind_(kind), output_(resolved(output)), partial_(stand_in(output_, ".partial")), overwrite_(overwrite) {
+PartialOutput::PartialOutput(const fs::path& input, fs::path output, bool overwrite, OutputKind kind, Leftover leftover)
+    : kind_(kind),
+      leftover_(leftover),
+      output_(resolved(output)),
+      partial_(stand_in(output_, ".partial")),
+      overwrite_(overwrite) {
   if (!input.empty()) require_apart(input, output_, overwrite_);
   std::error_code error;
   if (fs::exists(fs::symlink_status(output_, error))) {
@@ -182,119 +274,152 @@ PartialOutput::PartialOutput(const fs::path& input, fs::path output, bool overwr
 }
 
 PartialOutput::~PartialOutput() {
-  if (lock_ >= 0 && !finished_) discard();
+  if (prepared_) discard();
+  forget();
   if (lock_ >= 0) ::close(lock_);
 }
 
-void PartialOutput::prepare() {
-  const bool made = ::mkdir(partial_.c_str(), 0777) == 0;
-  if (!made && errno != EEXIST) throw output_error(partial_, "create", errno);
-  const int descriptor = ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (descriptor < 0) throw output_error(partial_, "open", errno);
-  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+fs::path PartialOutput::doomed() const {
+  return stand_in(partial_, ".removed");
+}
+
+/// Alone: this run is the only one that has the directory at the path.
+void PartialOutput::take_lock(bool& fresh) {
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    fresh = ::mkdir(partial_.c_str(), 0777) == 0;
+    if (!fresh && errno != EEXIST) throw output_error(partial_, "create", errno);
+    const int descriptor = open_directory(partial_);
+    if (descriptor < 0 && errno == ENOENT) continue;  // removed by its run
+    if (descriptor < 0) throw output_error(partial_, "open", errno);
+    const bool taken = ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!taken && is_at(descriptor, partial_)) {
+      lock_ = descriptor;
+      return;
+    }
     ::close(descriptor);
-    throw Error(ExitCode::resources, {.where = partial_.string(),
-                                      .found = "another run is writing it",
-                                      .expected = {},
-                                      .advice = "wait for it, or choose another output"});
+    if (taken) refuse_taken(partial_);
   }
+  refuse_taken(partial_);
+}
+
+void PartialOutput::prepare(const std::string& identity) {
+  bool fresh = false;
+  take_lock(fresh);
   try {
-    if (!made) empty_leftover(partial_);
-    mark(partial_);
+    const bool same = leftover_ == Leftover::continued && !identity.empty() && marked_identity(partial_) == identity;
+    std::error_code ignored;
+    if (same && fs::is_directory(fs::symlink_status(made(), ignored))) {
+      keep_finished(*this);
+    } else {
+      if (!fresh) empty_leftover(partial_);
+      mark(partial_, identity);
+      if (kind_ == OutputKind::dump && ::mkdir(made().c_str(), 0777) != 0) throw output_error(made(), "create", errno);
+    }
+    if (is_ours(doomed())) remove_marked(doomed());
+    // Shared from now on, with the processes that touch() it.
+    if (::flock(lock_, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse_taken(partial_);
   } catch (...) {
-    if (made) ::rmdir(partial_.c_str());
-    ::close(descriptor);
+    if (fresh) remove_marked(partial_);
+    ::close(std::exchange(lock_, -1));
     throw;
   }
-  lock_ = descriptor;
+  prepared_ = true;
+  touch();
+}
+
+void PartialOutput::touch() noexcept {
+  if (touched_) return;
   touched_ = true;
+  if (lock_ < 0) {
+    lock_ = open_directory(partial_);
+    if (lock_ >= 0) static_cast<void>(::flock(lock_, LOCK_SH | LOCK_NB));
+  }
+  if (leftover_ == Leftover::continued) return;
+  try {
+    const std::lock_guard<std::mutex> lock(unfinished().mutex);
+    unfinished().outputs.push_back(this);
+  } catch (...) {  // out of memory: the process that prepared it, or the next run, removes it
+  }
+}
+
+void PartialOutput::forget() noexcept {
+  const std::lock_guard<std::mutex> lock(unfinished().mutex);
+  std::vector<const PartialOutput*>& outputs = unfinished().outputs;
+  outputs.erase(std::remove(outputs.begin(), outputs.end(), this), outputs.end());
 }
 
 void PartialOutput::publish() {
-  GRADCLIP_CHECK(lock_ >= 0, "an output that was not prepared by this process");
-  fs::path old;
+  GRADCLIP_CHECK(prepared_, "an output that was not prepared by this process");
   try {
-    sync_directory(partial_);
-    if (kind_ == OutputKind::file) {
-      publish_file();
-    } else {
-      old = publish_directory();
-    }
+    if (kind_ == OutputKind::dump) sync_directory(made());
+    put_in_place();
   } catch (const Error&) {
-    rethrow_unless_given_up(partial_);
+    rethrow_unless_given_up(made());
   }
   finished_ = true;
-  std::error_code ignored;
-  if (kind_ == OutputKind::file) {
-    fs::remove_all(partial_, ignored);
-  } else {
-    if (!old.empty()) remove_replaced(old);
-    // Only now, so that a run that ends before it leaves nothing that the next one dares not remove.
-    fs::remove(output_ / kMarker, ignored);
-    sync_directory(output_);
+  const auto clean = [this] {
+    remove_marked(partial_);
+    forget();
+  };
+  try {
+    // Before the old output is removed: its name has to be the new one's by then, whatever happens.
+    sync_directory(output_.parent_path());
+  } catch (const Error&) {
+    clean();
+    throw;
   }
-  sync_directory(output_.parent_path());
+  clean();
 }
 
-void PartialOutput::publish_file() {
-  const fs::path made = file();
-  int error = rename_with(made, output_, RENAME_NOREPLACE);
+void PartialOutput::put_in_place() {
+  int error = rename_with(made(), output_, RENAME_NOREPLACE);
   if (error == 0) return;
   std::error_code ignored;
-  if (fs::exists(fs::symlink_status(output_, ignored))) {
-    if (!overwrite_) refuse(output_, "was made by somebody else in the meantime", "choose another name");
-    refuse_foreign(output_, kind_);
-  } else if (!not_supported(error)) {
-    throw output_error(output_, "rename " + made.string() + " to it", error);
-  }
-  rename_or_throw(made, output_);
-}
-
-fs::path PartialOutput::publish_directory() {
-  int error = rename_with(partial_, output_, RENAME_NOREPLACE);
-  if (error == 0) return {};
-  std::error_code ignored;
   if (!fs::exists(fs::symlink_status(output_, ignored))) {
-    if (!not_supported(error)) throw output_error(output_, "rename " + partial_.string() + " to it", error);
-    rename_or_throw(partial_, output_);
-    return {};
+    if (!not_supported(error)) throw output_error(output_, "rename " + made().string() + " to it", error);
+    return rename_or_throw(made(), output_);
   }
   if (!overwrite_) refuse(output_, "was made by somebody else in the meantime", "choose another name");
   refuse_foreign(output_, kind_);
-  error = rename_with(partial_, output_, RENAME_EXCHANGE);
-  if (error == 0) return partial_;
-  if (!not_supported(error)) throw output_error(output_, "exchange it with " + partial_.string(), error);
-  fs::path aside = stand_in(output_, ".replaced");
-  replace(output_, partial_, aside);
-  return aside;
+  if (kind_ == OutputKind::file) return rename_or_throw(made(), output_);
+  error = rename_with(made(), output_, RENAME_EXCHANGE);
+  if (error == 0) return;
+  if (!not_supported(error)) throw output_error(output_, "exchange it with " + made().string(), error);
+  const fs::path aside = stand_in(output_, ".replaced");
+  replace(output_, made(), aside);
+  fs::rename(aside, made(), ignored);  // where it is removed from
 }
 
 void PartialOutput::discard() noexcept {
-  if (!touched_ || finished_) return;
+  if (touched_ && !finished_ && leftover_ != Leftover::continued) remove();
+}
+
+void PartialOutput::remove() const noexcept {
   try {
+    if (lock_ >= 0 && !is_at(lock_, partial_)) return;  // another process was faster
     // Renamed first, in one step: then no other process makes a file in it while it is being emptied, and all of them
     // notice.
-    std::string doomed = partial_.string() + ".XXXXXX";
-    std::error_code ignored;
-    int error = EIO;
-    if (::mkdtemp(doomed.data()) != nullptr) {
-      error = ::rename(partial_.c_str(), doomed.c_str()) == 0 ? 0 : errno;
-      fs::remove_all(doomed, ignored);
-    }
-    // ENOENT: another process was faster. Else there is no such name, and it is removed where it is.
-    if (error != 0 && error != ENOENT) fs::remove_all(partial_, ignored);
+    if (is_ours(doomed())) remove_marked(doomed());
+    const bool renamed = rename_with(partial_, doomed(), RENAME_NOREPLACE) == 0 ||
+                         (is_ours(doomed()) && ::rename(partial_.c_str(), doomed().c_str()) == 0);
+    remove_marked(renamed ? doomed() : partial_);
   } catch (...) {  // out of memory while removing: the next run removes it
   }
 }
 
-void rethrow_unless_given_up(const fs::path& partial) {
+void discard_unfinished_outputs() noexcept {
+  const std::lock_guard<std::mutex> lock(unfinished().mutex);
+  for (const PartialOutput* output : unfinished().outputs) output->remove();
+}
+
+void rethrow_unless_given_up(const fs::path& within) {
+  fs::path partial = within.parent_path();
+  if (partial.extension() != ".partial") partial = partial.parent_path();
   try {
     throw;
   } catch (const Error& error) {
-    std::error_code ignored;
-    const bool discarded = fs::symlink_status(partial / kMarker, ignored).type() == fs::file_type::not_found;
     const bool of_files = error.code() == ExitCode::resources || error.code() == ExitCode::bad_input;
-    if (!discarded || !of_files) throw;
+    if (has_marker(partial) || !of_files) throw;
   }
   // A consequence of another process's failure, which has the last word on the exit code: when processes agree on one,
   // usage ranks below whatever ends a run that has begun to write.

@@ -1,9 +1,15 @@
 #pragma once
-// OUT.partial beside OUT: where an output grows until it is whole. Made and locked by one process, written by all,
-// renamed at the end or removed.
+// OUT.partial beside OUT: where an output grows until it is whole. Made by one process, written and locked by all,
+// what it holds renamed at the end, or all of it removed.
+//
+//   OUT.partial/.gradclip-partial   says that gradclip made it, and what run: nothing else is ever removed or continued
+//   OUT.partial/output              what becomes OUT, a directory or a file; after an exchange the old one
+//   OUT.partial/finished/NAME       notes on files of output/ that are whole (finished_files.hpp)
+//   OUT.partial.removed             the same, while it is being removed
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace gradclip {
 
@@ -15,6 +21,11 @@ enum class OutputKind : std::uint8_t {
 /// Errors: Error(usage) if `output`, or a directory that stands in for it while it is written, is the input, lies
 /// inside it or contains it (after symlinks), or cannot be a name: PartialOutput's own check, for further inputs.
 void require_apart(const std::filesystem::path& input, const std::filesystem::path& output, bool overwrite);
+/// What becomes of an output that does not get finished, and of one that an earlier run left behind.
+enum class Leftover : std::uint8_t {
+  removed,
+  continued,  ///< kept for the next run, and what an earlier run of the same kind finished is taken over
+};
 
 /// The output of one run. One process creates (prepare), every process makes files in it, the one that created it
 /// publishes.
@@ -24,23 +35,27 @@ class PartialOutput {
   /// is written, is the input, lies inside it or contains it (after symlinks); if it exists and `overwrite` is false,
   /// or is not of the kind that replaces it; if it cannot be a name.
   /// @param input  empty: there is none
-  PartialOutput(const std::filesystem::path& input, std::filesystem::path output, bool overwrite, OutputKind kind);
-  /// In the process that prepared it: removes OUT.partial unless it was published. Nothrow.
+  PartialOutput(const std::filesystem::path& input, std::filesystem::path output, bool overwrite, OutputKind kind,
+                Leftover leftover = Leftover::removed);
+  /// As discard(), in the process that prepared it. Nothrow.
   ~PartialOutput();
   PartialOutput(const PartialOutput&) = delete;
   PartialOutput& operator=(const PartialOutput&) = delete;
 
-  /// Creates and locks OUT.partial, removing a leftover that nobody holds the lock of. One process calls it.
+  /// Creates and locks OUT.partial, removing a leftover that no living process holds the lock of; or taking it over if
+  /// it is of a run with this `identity` and Leftover::continued. One process calls it, before the others touch().
+  /// @param identity  one line: whatever decides on the output's bytes. Empty: such a run cannot be continued
   /// Errors: Error(resources) if another run holds it, or it cannot be created; Error(usage) if it is somebody else's.
-  void prepare();
-  [[nodiscard]] bool prepared() const noexcept { return lock_ >= 0; }
+  void prepare(const std::string& identity = {});
+  [[nodiscard]] bool prepared() const noexcept { return prepared_; }
 
   /// OUT.partial.
   [[nodiscard]] const std::filesystem::path& directory() const noexcept { return partial_; }
-  /// In it, what becomes OUT where that is a file.
-  [[nodiscard]] std::filesystem::path file() const { return partial_ / "tensors"; }
-  /// This process is about to make something in OUT.partial, which discard() then removes.
-  void touch() noexcept { touched_ = true; }
+  /// In it, what becomes OUT.
+  [[nodiscard]] std::filesystem::path made() const { return partial_ / "output"; }
+  /// This process is about to make something in OUT.partial, which discard() then removes: takes a share of the lock,
+  /// so that no other run begins while it lives.
+  void touch() noexcept;
 
   /// Syncs and renames to OUT (an exchange with the old OUT where `overwrite`, which is then removed). The process that
   /// prepared calls it, once everything is written and synced. Errors: Error(resources); Error(usage) if another
@@ -48,25 +63,34 @@ class PartialOutput {
   void publish();
 
   /// Removes what all processes have written so far, while they may still be writing: for a process that ends the run.
-  /// Nothrow.
+  /// Nothing with Leftover::continued. Nothrow.
   void discard() noexcept;
 
  private:
-  void publish_file();
-  /// @return where the old OUT is now; empty: there was none.
-  [[nodiscard]] std::filesystem::path publish_directory();
+  friend void discard_unfinished_outputs() noexcept;
+  void put_in_place();
+  void remove() const noexcept;
+  void take_lock(bool& fresh);
+  void forget() noexcept;
+  [[nodiscard]] std::filesystem::path doomed() const;
 
   OutputKind kind_;
+  Leftover leftover_;
   std::filesystem::path output_;
   std::filesystem::path partial_;
   bool overwrite_;
   int lock_ = -1;
+  bool prepared_ = false;
   bool touched_ = false;  // this process has made something in OUT.partial, or may have
   bool finished_ = false;
 };
 
-/// For a handler of an error of writing into OUT.partial: rethrows it, unless another process has discarded the output
-/// and so caused it; then throws Error(usage) saying that.
-[[noreturn]] void rethrow_unless_given_up(const std::filesystem::path& partial);
+/// Discards every output that this process has touched and that is not published: for a thread that ends the process.
+/// Thread-safe, nothrow.
+void discard_unfinished_outputs() noexcept;
+
+/// For a handler of an error of writing into `within`, PartialOutput::made() or a file in that: rethrows it, unless
+/// another process has discarded the output and so caused it; then throws Error(usage) saying that.
+[[noreturn]] void rethrow_unless_given_up(const std::filesystem::path& within);
 
 }  // namespace gradclip

@@ -16,6 +16,7 @@
 #include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/dump_writer.hpp"
 #include "gradclip/dump/rank_file_state.hpp"
+#include "gradclip/dump/read_back.hpp"
 
 namespace gradclip {
 namespace {
@@ -363,7 +364,7 @@ RankFileWriter::RankFileWriter(std::filesystem::path path, std::shared_ptr<const
     state_.reset();
     std::error_code ignored;
     if (created) std::filesystem::remove(made, ignored);
-    rethrow_unless_given_up(made.parent_path());
+    rethrow_unless_given_up(made);
   }
 }
 
@@ -401,7 +402,7 @@ void RankFileWriter::cancel(std::exception_ptr why) noexcept {
   state_->turn.notify_all();
 }
 
-FileRecord RankFileWriter::finish() {
+FileRecord RankFileWriter::finish(bool read_back) {
   State& state = *state_;
   for (const auto& [parameter, target] : state.targets) {
     GRADCLIP_CHECK(target.done == target.elements, "not every element of a shard was written");
@@ -414,10 +415,24 @@ FileRecord RankFileWriter::finish() {
     state.hdf5_file.close(here);
     const FileChecksum checksum = checksum_of_file(state.path);
     state.file.sync();
+    const FileRecord record{.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+    if (read_back) require_written(record);
     state.finished = true;
-    return {.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
+    return record;
   } catch (const Error&) {
-    rethrow_unless_given_up(state.path.parent_path());
+    rethrow_unless_given_up(state.path);
+  }
+}
+
+void RankFileWriter::require_written(const FileRecord& record) const {
+  try {
+    gradclip::require_written(state_->path, record);
+    const RankFile file(state_->path.parent_path(), state_->manifest, state_->source.rank);
+    for (const auto& [parameter, target] : state_->targets) {
+      gradclip::require_written(file, file.locate(parameter), target.digest);
+    }
+  } catch (const Error& error) {
+    throw Error(ExitCode::resources, error.text());  // no input of the user's is bad
   }
 }
 

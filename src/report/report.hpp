@@ -57,6 +57,7 @@ struct ReportRun {
   std::uint64_t memory_peak_bytes = 0;                      ///< of the process that needed most
   std::optional<std::uint64_t> device_memory_budget_bytes;  ///< the smallest of all processes; empty on the CPU
   std::optional<std::uint64_t> device_memory_peak_bytes;    ///< likewise, of the process that needed most
+  std::optional<std::uint32_t> kept_files;                  ///< of --resume: rank files that were there already
   std::optional<std::string> offload;                       ///< what --offload led to; empty without it
   std::optional<ReportSeconds> seconds_of_a_thread;         ///< empty: not measured
   double seconds_total = 0.0;                               ///< wall clock

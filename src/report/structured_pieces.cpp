@@ -48,6 +48,7 @@ void write_run(JsonWriter& json, const ReportRun& run) {
   json.member("device_memory_budget_bytes", run.device_memory_budget_bytes);
   json.member("device_memory_peak_bytes", run.device_memory_peak_bytes);
   json.member("offload", run.offload);
+  if (run.kept_files) json.member("kept_files", *run.kept_files);
   json.open_member("seconds", '{', Layout::one_line);
   const auto part = [&](double ReportSeconds::*seconds) {
     return run.seconds_of_a_thread ? std::optional<double>((*run.seconds_of_a_thread).*seconds) : std::nullopt;

@@ -125,7 +125,7 @@ class SyntheticWriter {
                   std::size_t threads)
       : manifest_(manifest), options_(options), fault_(fault), threads_(threads), buffers_(threads) {}
 
-  WrittenRank write(std::int32_t rank, const std::filesystem::path& directory) {
+  WrittenRank write(std::int32_t rank, DumpWriter& writer) {
     std::vector<std::size_t> held;
     std::vector<ShardLayout> layouts;
     std::vector<NewGradient> gradients;
@@ -136,14 +136,14 @@ class SyntheticWriter {
       layouts.push_back(manifest_.layout(entry, rank));
       gradients.push_back({entry.dataset, layouts.back().local_shape(), entry.dtype, std::nullopt});
     }
-    const std::filesystem::path path = directory / manifest_.rank_file_name(rank);
+    const std::filesystem::path path = writer.writing_directory() / manifest_.rank_file_name(rank);
     NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, {});
     const PosixFile file = PosixFile::open_for_writing(path, false);
     std::vector<std::uint64_t> checksums(held.size());
     parallel_for(held.size(), threads_, [&](std::size_t i, std::size_t worker) {
       checksums[i] = write_shard(held[i], rank, layouts[i], file, made.offsets()[i], buffers_[worker]);
     });
-    return {rank, made.finish(checksums)};
+    return {rank, made.finish(checksums, writer.reads_back())};
   }
 
  private:
@@ -310,11 +310,11 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
     SyntheticWriter ranks(manifest, options, fault, threads);
     std::vector<WrittenRank> written;
     for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
-      written.push_back(ranks.write(rank, writer.writing_directory()));
+      written.push_back(ranks.write(rank, writer));
     }
     return written;
   };
-  write_jointly(comm, writer, manifest, write_mine, [&](const std::map<std::string, FileRecord>& files) {
+  write_jointly(comm, writer, manifest, {}, write_mine, [&](const std::map<std::string, FileRecord>& files) {
     writer.finish_with(manifest_of(options, result, files));
   });
   return result;

@@ -43,7 +43,7 @@ class AccumulatedRanks {
     for (std::size_t i = 0; i < run.threads; ++i) workers_.emplace_back(run.backend, run.memory / run.threads);
   }
 
-  WrittenRank write(std::int32_t rank, const std::filesystem::path& directory) {
+  WrittenRank write(std::int32_t rank, DumpWriter& writer) {
     std::vector<std::size_t> held;
     std::vector<NewGradient> gradients;
     std::vector<std::string> none;
@@ -59,7 +59,7 @@ class AccumulatedRanks {
       gradients.push_back({entry.dataset, layout.local_shape(), entry.dtype, std::nullopt});
       bytes_ += layout.elements() * size_of(entry.dtype);
     }
-    const std::filesystem::path path = directory / manifest_.rank_file_name(rank);
+    const std::filesystem::path path = writer.writing_directory() / manifest_.rank_file_name(rank);
     const StepLabels labels(dumps_, rank);
     if (labels.incomplete()) without_labels_.push_back(rank);
     NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, none, labels.shapes());
@@ -69,7 +69,7 @@ class AccumulatedRanks {
     parallel_for(held.size(), workers_.size(), [&](std::size_t i, std::size_t worker) {
       checksums[i] = write_shard(held[i], rank, file, made.offsets()[i], workers_[worker]);
     });
-    return {rank, made.finish(checksums)};
+    return {rank, made.finish(checksums, writer.reads_back())};
   }
 
   /// Of the gradients that were written.
@@ -204,11 +204,12 @@ AccumulateResult accumulate_microbatches(const AccumulateRun& run, const Accumul
     const WorkPlan plan = plan_work(manifest, run.comm.size());
     std::vector<WrittenRank> written;
     for (std::int32_t rank = plan.begin(run.comm.process()); rank < plan.end(run.comm.process()); ++rank) {
-      written.push_back(ranks.write(rank, writer.writing_directory()));
+      written.push_back(ranks.write(rank, writer));
     }
+    for (const std::unique_ptr<DumpReader>& dump : run.dumps) dump->require_unchanged();
     return written;
   };
-  write_jointly(run.comm, writer, manifest, write_mine, [&](const std::map<std::string, FileRecord>& files) {
+  write_jointly(run.comm, writer, manifest, {}, write_mine, [&](const std::map<std::string, FileRecord>& files) {
     writer.finish_with(manifest_of(run.dumps, plans, options, result, files));
   });
   report_labels(gather_values(run.comm, std::span<const std::int32_t>(ranks.without_labels())), result.findings);

@@ -17,20 +17,23 @@ std::vector<WrittenRank> written_here(DumpWriter& writer, const std::function<st
 
 }  // namespace
 
-void write_jointly(Communicator& comm, DumpWriter& writer, const Manifest& manifest,
-                   const std::function<std::vector<WrittenRank>()>& write_mine,
-                   const std::function<void(const std::map<std::string, FileRecord>&)>& finish) {
+std::vector<WrittenRank> write_jointly(Communicator& comm, DumpWriter& writer, const Manifest& manifest,
+                                       const std::string& identity,
+                                       const std::function<std::vector<WrittenRank>()>& write_mine,
+                                       const std::function<void(const std::map<std::string, FileRecord>&)>& finish) {
   const bool first = comm.process() == 0;
   try {
-    if (first) writer.prepare();
+    if (first) writer.prepare(identity);
     comm.barrier();
     const std::vector<WrittenRank> mine = written_here(writer, write_mine);
+    std::vector<WrittenRank> all = gather_values(comm, std::span<const WrittenRank>(mine));
     std::map<std::string, FileRecord> files;
-    for (const WrittenRank& written : gather_values(comm, std::span<const WrittenRank>(mine))) {
+    for (const WrittenRank& written : all) {
       files[manifest.rank_file_name(written.rank)] = {written.bytes, written.xxh3_64};
     }
     if (first) finish(files);
     comm.barrier();
+    return all;
   } catch (...) {
     // The process that fails may be the last one alive: it removes what all of them have written.
     writer.discard();

@@ -19,7 +19,7 @@ struct WrittenRank {
       : rank(recorded_rank), bytes(file.bytes), xxh3_64(file.xxh3_64.value_or(0)) {}
 
   std::int32_t rank = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t kept = 0;  ///< 1: an earlier run has written it
   std::uint64_t bytes = 0;
   std::uint64_t xxh3_64 = 0;
 };
@@ -28,11 +28,14 @@ struct WrittenRank {
 /// all of them to process 0, which writes the manifest and publishes. Where any process fails, nothing is left of the
 /// output. Collective.
 /// @param manifest    names the rank files
+/// @param identity    as PartialOutput::prepare
 /// @param write_mine  makes files in writer, and returns them
 /// @param finish      called in process 0 alone, with the records of all rank files by name: finishes the writer
+/// @return the records of all rank files, on every process
 /// Errors: those of both; Error(usage) if another process has given up the run.
-void write_jointly(Communicator& comm, DumpWriter& writer, const Manifest& manifest,
-                   const std::function<std::vector<WrittenRank>()>& write_mine,
-                   const std::function<void(const std::map<std::string, FileRecord>&)>& finish);
+std::vector<WrittenRank> write_jointly(Communicator& comm, DumpWriter& writer, const Manifest& manifest,
+                                       const std::string& identity,
+                                       const std::function<std::vector<WrittenRank>()>& write_mine,
+                                       const std::function<void(const std::map<std::string, FileRecord>&)>& finish);
 
 }  // namespace gradclip

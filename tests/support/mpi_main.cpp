@@ -32,7 +32,8 @@ Communicator& world() {
 int main(int argc, char** argv) {
   const gradclip::test::Watchdog watchdog(std::chrono::seconds(100));
   testing::InitGoogleTest(&argc, argv);
-  communicator = gradclip::make_mpi_communicator(&argc, &argv);
+  static gradclip::HostBoard board;
+  communicator = gradclip::make_mpi_communicator(&argc, &argv, board);
   if (communicator->process() != 0) {
     auto& listeners = testing::UnitTest::GetInstance()->listeners();
     delete listeners.Release(listeners.default_result_printer());

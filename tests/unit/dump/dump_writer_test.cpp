@@ -363,7 +363,7 @@ TEST(DumpWriter, OverwritesWithoutAnExchange) {
   EXPECT_FALSE(std::filesystem::exists(directory / "out" / "old"));
 
   std::ofstream(directory / "out" / "old") << "x";
-  renaming.never_from = (std::filesystem::canonical(directory.path()) / "out.partial").string();
+  renaming.never_from = (std::filesystem::canonical(directory.path()) / "out.partial" / "output").string();
   expect_error(ExitCode::resources, {"out.partial"},
                [&] { clip(directory / "in", directory / "out", 64, 1, 1, true); });
   renaming = {};
@@ -392,9 +392,9 @@ TEST(DumpWriter, LeavesNothingIfItDoesNotFinish) {
     DumpWriter writer(input, directory / "out", false);
     writer.prepare();
     auto file = writer.begin(input.rank_file(0));
-    EXPECT_TRUE(std::filesystem::exists(directory / "out.partial" / "rank_00000.h5"));
+    EXPECT_TRUE(std::filesystem::exists(directory / "out.partial" / "output" / "rank_00000.h5"));
     file.reset();
-    EXPECT_FALSE(std::filesystem::exists(directory / "out.partial" / "rank_00000.h5"));
+    EXPECT_FALSE(std::filesystem::exists(directory / "out.partial" / "output" / "rank_00000.h5"));
     file = writer.begin(input.rank_file(1));
   }
   EXPECT_FALSE(std::filesystem::exists(directory / "out.partial"));
@@ -521,7 +521,7 @@ TEST(RankFileWriter, UnknownObjectsThatLeadOutOfTheFileAreNotCopied) {
     DumpWriter writer(input, directory / "out", false);
     writer.prepare();
     expect_error(ExitCode::bad_input, parts, [&] { static_cast<void>(writer.begin(input.rank_file(0))); });
-    EXPECT_FALSE(std::filesystem::exists(directory / "out.partial" / "rank_00000.h5"));
+    EXPECT_FALSE(std::filesystem::exists(directory / "out.partial" / "output" / "rank_00000.h5"));
   };
   refused({"/extra/leak", "is an external link"},
           [](hid_t file) { H5Lcreate_external("other.h5", "/x", file, "extra/leak", H5P_DEFAULT, H5P_DEFAULT); });

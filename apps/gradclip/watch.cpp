@@ -1,0 +1,107 @@
+#include "watch.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include "gradclip/base/error.hpp"
+#include "gradclip/dump/partial_output.hpp"
+
+namespace gradclip {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+constexpr int kLookMilliseconds = 250;
+/// A process that waits for the same one as others speaks later than those before it, which may have ended it by then.
+constexpr std::chrono::milliseconds kStep{250};
+
+sigset_t signals_to_watch() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : kSignals) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, signal);
+  }
+  return signals;
+}
+
+std::string name_of(int signal) {
+  return signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGHUP";
+}
+
+}  // namespace
+
+Watch::Watch(HostBoard& board, const Launch& launch)
+    : board_(board),
+      launched_(launch.launcher == Launcher::mpi),
+      parent_(::getppid()),
+      signals_(signals_to_watch()),
+      wake_(::eventfd(0, EFD_CLOEXEC)) {
+  if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  ::pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  thread_ = std::thread([this] { watch(); });
+}
+
+void Watch::stop() noexcept {
+  if (!thread_.joinable()) return;
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_, &one, sizeof one));
+  thread_.join();
+  ::close(std::exchange(wake_, -1));
+  board_.leave();
+  ::pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
+}
+
+void Watch::watch() {
+  const int told = ::signalfd(-1, &signals_, SFD_CLOEXEC);
+  for (;;) {
+    pollfd ready[] = {{wake_, POLLIN, 0}, {told, POLLIN, 0}};
+    const int count = ::poll(ready, 2, kLookMilliseconds);
+    if (ready[0].revents != 0) break;
+    signalfd_siginfo signal{};
+    if (count > 0 && ::read(told, &signal, sizeof signal) == sizeof signal) {
+      const int number = static_cast<int>(signal.ssi_signo);
+      const std::string missing = launched_ ? board_.who_does_not_run() : std::string();
+      end(number, missing.empty() ? "interrupted by " + name_of(number) : missing);
+    }
+    look_around();
+  }
+  ::close(told);
+}
+
+void Watch::look_around() {
+  if (launched_ && ::getppid() != parent_) end(0, "the launcher of this run is gone");
+  const std::chrono::seconds limit = limit_;
+  const std::optional<std::chrono::nanoseconds> waited = board_.waiting();
+  if (limit.count() == 0 || !waited || *waited < limit + kStep * board_.place()) return;
+  const std::string missing = board_.who_does_not_run();
+  end(0, fmt::format("the other processes: did not come to the next exchange within {} s (--timeout){}", limit.count(),
+                     missing.empty() ? "" : "; " + missing));
+}
+
+void Watch::end(int signal, const std::string& message) {
+  const bool speaks = board_.claim_voice();  // before the others notice that the output is gone
+  discard_unfinished_outputs();
+  const char* const line_start = ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";  // progress may stand there
+  if (speaks) std::fprintf(stderr, "%sgradclip: error: %s\n", line_start, message.c_str());
+  board_.leave();
+  if (signal == 0) ::_exit(static_cast<int>(ExitCode::resources));
+  if (launched_) ::_exit(128 + signal);
+  std::signal(signal, SIG_DFL);
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  ::raise(signal);
+  ::_exit(128 + signal);
+}
+
+}  // namespace gradclip

@@ -1,0 +1,143 @@
+"""Processes that are killed, stopped, interrupted or out of memory, and launchers that are gone: all of a run's processes
+end within 10 s, one message says why, the code is the documented one, nothing is left behind."""
+
+import os
+import resource
+import signal
+import time
+
+import pytest
+
+from conftest import LONG, run
+from faults import Launched, Place, faulty, until
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(autouse=True)
+def clean(place):
+    yield
+    place.clear()
+
+
+def slowly(place):
+    """A run that takes seconds to write: each of its writes waits."""
+    return faulty("write", "1+", "slow", place.work)
+
+
+def begun(place):
+    until(lambda: (place.work / "out.partial" / "output").is_dir())
+
+
+def assert_ended(place, launched, code, *words, told=True):
+    got, out, err = launched.end()
+    assert got in (code if isinstance(code, tuple) else (code,)), (got, err)
+    lines = [line for line in err.splitlines() if "gradclip: error:" in line]
+    assert len(lines) == 1 or not (told or lines), err
+    for word in words:
+        assert all(word in line for line in lines), err
+    assert out == "" and not place.out.exists()
+    place.assert_nothing_else()
+    return err
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_one_process(place, sent):
+    launched = Launched(1, "clip", place.dump, "-o", place.out, env=slowly(place))
+    begun(place)
+    os.kill(launched.pid, sent)
+    err = assert_ended(place, launched, -sent, f"interrupted by {sent.name}")
+    assert err.count("\n") == 1
+
+
+def test_a_signal_that_is_ignored_stays_so(place):
+    launched = Launched(1, "clip", place.dump, "-o", place.out,
+                        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    os.kill(launched.pid, signal.SIGHUP)
+    assert launched.end()[0] == 0 and place.out.exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher(place, sent):
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    begun(place)
+    os.kill(launched.pid, sent)
+    # Open MPI 4 forwards nothing more of what its processes say once it is interrupted itself.
+    assert_ended(place, launched, (1, 130, 143), "interrupted by SIGTERM", told=False)
+
+
+def test_a_signal_to_one_of_three(place):
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    begun(place)
+    os.kill(launched.processes()[1], signal.SIGTERM)
+    assert_ended(place, launched, 143, "interrupted by SIGTERM")
+
+
+def test_one_of_three_is_killed(place):
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    begun(place)
+    os.kill(launched.processes()[1], signal.SIGKILL)
+    assert_ended(place, launched, 137, "process", "is gone: it was killed")
+
+
+def test_the_launcher_is_killed(place):
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    begun(place)
+    pids = launched.processes()
+    os.kill(launched.pid, signal.SIGKILL)
+    began = time.monotonic()
+    until(lambda: not any(map(os.path.exists, (f"/proc/{pid}" for pid in pids))), within=10)
+    assert time.monotonic() - began < 10
+    _, _, err = launched.end()
+    assert err.count("gradclip: error:") <= 1 and not place.out.exists(), err
+    place.assert_nothing_else()
+
+
+@pytest.mark.parametrize("process", [0, 1, 2] if LONG else [1])
+def test_one_of_three_is_stopped(place, process):
+    launched = Launched(3, "clip", place.dump, "-o", place.out, "--timeout", "2",
+                        env=faulty("read", 5, "stop", f"{place.dump}/rank_", process))
+    began = time.monotonic()
+    assert_ended(place, launched, 5, "within 2 s (--timeout)", f"process {process} (pid", "is stopped")
+    assert time.monotonic() - began > 2
+
+
+def test_a_timeout_is_a_number_of_seconds(place):
+    for value in ("0", "-1", "1.5", "never"):
+        result = run(1, "norms", place.dump, "--timeout", value)
+        assert result.code == 2 and "--timeout" in result.err, result
+    assert run(1, "norms", place.dump, "--timeout", "1").code == 0
+
+
+@pytest.mark.parametrize("call, number, where", [("read", 3, "input"), ("open", 2, "input"), ("mkdir", 1, "output"),
+                                                 ("write", 9, "output"), ("sync", 3, "output"), ("rename", 1, "output")])
+def test_failing_in_any_stage(place, call, number, where):
+    """On several processes; those that do not fail are ended by the one that does."""
+    path = f"{place.dump}/rank_" if where == "input" else place.work
+    process = 0 if call in ("mkdir", "rename") else 2
+    if not LONG and call not in ("open", "rename"):
+        pytest.skip("GRADCLIP_LONG")
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=faulty(call, number, "EIO", path, process))
+    assert_ended(place, launched, (3, 5))
+
+
+def test_out_of_memory(place):
+    """At any limit on its address space it works, or says that there is not enough."""
+    ended = set()
+    for mebibytes in range(40, 400, 8) if LONG else (64, 96, 120, 160):
+        limit = mebibytes << 20
+        launched = Launched(1, "clip", place.dump, "-o", place.out, "--threads", "4",
+                            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        code, _, err = launched.end()
+        if code == 0:
+            place.assert_whole_or_absent()
+        elif code != 127:  # where the program itself cannot be loaded
+            assert code == 5 and err.count("gradclip: error:") == 1 and err.count("\n") == 1, (mebibytes, code, err)
+            assert not place.out.exists()
+            place.assert_nothing_else()
+        ended.add(code)
+        place.clear()
+    assert ended <= {0, 5, 127}
