@@ -91,6 +91,7 @@ struct CommandLine {
   SynthOptions synth;            ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
+  bool isolate = true;  ///< verify: rank files are checked in helper processes
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
   std::optional<std::string> answer;
 };
