@@ -5,6 +5,8 @@
 #
 #   scripts/setup.sh            packages to build and run gradclip
 #   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, safetensors, pytest; and Chromium
+#   scripts/setup.sh --fuzz     also clang 16 with libFuzzer (preset fuzz)
+#   scripts/setup.sh --lint     also clang-tidy 16, cppcheck and valgrind (scripts/lint.sh)
 #   scripts/setup.sh --cuda     also a CUDA toolkit: the installed one, or NVIDIA's wheels in build/cuda (500 MB)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +22,9 @@ for argument in "$@"; do
   case "$argument" in
     --python) want_python=true ;;
     --cuda) want_cuda=true ;;
-    *) echo "usage: scripts/setup.sh [--python] [--cuda]" >&2; exit 2 ;;
+    --fuzz) packages+=(clang-16 libclang-rt-16-dev) ;;
+    --lint) packages+=(clang-tidy-16 cppcheck valgrind) ;;
+    *) echo "usage: scripts/setup.sh [--python] [--cuda] [--fuzz] [--lint]" >&2; exit 2 ;;
   esac
 done
 if $want_python || $want_cuda; then packages+=(python3 python3-venv); fi

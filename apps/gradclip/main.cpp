@@ -6,6 +6,7 @@
 #include "commands.hpp"
 #include "failure.hpp"
 #include "failure_report.hpp"
+#include "gradclip/verify/check_helper.hpp"
 #include "launch.hpp"
 #include "variables.hpp"
 #include "watch.hpp"
@@ -56,6 +57,7 @@ int main(int argc, char** argv) {
   // A closed pipe and the limit of file sizes are failed writes, which end all processes alike.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
+  if (is_check_helper(argc, argv)) return serve_rank_checks(argv[2]);
   HostBoard board;
   std::optional<Watch> watch;
   std::unique_ptr<Communicator> comm;

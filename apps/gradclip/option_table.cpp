@@ -119,6 +119,9 @@ std::vector<OptionEntry> make_table() {
       {"verify", Kind::flag, Section::command, kClip | kNorms | kCheck, "",
        "check every rank file's recorded checksum before anything else",
        [](Line& line, const Value& v) { line.verify = boolean(v); }},
+      {"isolate", Kind::toggle, Section::command, kVerify, "",
+       "check rank files in processes of their own, which a damaged file may crash (default)",
+       [](Line& line, const Value& v) { line.isolate = boolean(v); }},
       {"by", Kind::value, Section::command, kNorms, "WHAT",
        "rows of the table: parameter (default), module, group, stage, dtype or rank",
        [](Line& line, const Value& v) {

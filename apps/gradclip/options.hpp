@@ -94,6 +94,7 @@ struct CommandLine {
   SynthOptions synth;                            ///< synth
   bool overwrite = false;
   bool verify = false;    ///< clip, norms: rank files against their recorded checksums first
+  bool isolate = true;    ///< verify: rank files are checked in helper processes
   bool resume = false;    ///< clip
   bool paranoid = false;  ///< clip, synth, accumulate
   /// --help or --version was given: print this and exit with 0; the rest is not filled.

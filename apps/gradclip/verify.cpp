@@ -41,6 +41,7 @@ ExitCode run_verify(Session& session, const CommandLine& line) {
 
   VerifyOptions options;
   options.threads = session.threads();
+  options.isolate = line.isolate;
   options.problems = std::move(reading.problems);
   take_training(*reading.manifest, line, options);
   DumpReader dump(line.dump, std::move(*reading.manifest));

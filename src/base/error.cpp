@@ -86,6 +86,22 @@ std::string escape(std::string_view text, bool in_quotes) {
   return result;
 }
 
+/// A part that repeats the input is no longer than a person reads on; two names of 4 KiB fit.
+std::string readable(std::string part) {
+  constexpr std::size_t kMostBytes = std::size_t{16} << 10;
+  if (part.size() <= kMostBytes) return part;
+  std::size_t end = kMostBytes;
+  while (end != 0 && (static_cast<unsigned char>(part[end]) & 0xC0u) == 0x80u) --end;
+  return part.substr(0, end) + "...";
+}
+
+ErrorText readable(ErrorText text) {
+  for (std::string* part : {&text.where, &text.found, &text.expected, &text.advice}) {
+    *part = readable(std::move(*part));
+  }
+  return text;
+}
+
 std::string compose(const ErrorText& text) {
   std::string message = text.where;
   if (!text.found.empty()) message += (message.empty() ? "" : ": ") + text.found;
@@ -101,7 +117,7 @@ ExitCode graver(ExitCode a, ExitCode b) noexcept {
 }
 
 Error::Error(ExitCode code, ErrorText text, std::source_location location)
-    : code_(code), text_(std::move(text)), message_(compose(text_)), location_(location) {}
+    : code_(code), text_(readable(std::move(text))), message_(compose(text_)), location_(location) {}
 
 std::string quoted(std::string_view untrusted) {
   return "'" + escape(untrusted, true) + "'";

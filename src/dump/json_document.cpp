@@ -12,6 +12,12 @@
 namespace gradclip {
 namespace {
 
+/// Of a number with any number of digits: what a person recognises it by.
+std::string beginning_of(const std::string& token) {
+  constexpr std::size_t kMost = 40;
+  return token.size() <= kMost ? token : token.substr(0, kMost) + "...";
+}
+
 using nlohmann::json;
 
 void append_json_string(std::string& to, std::string_view text) {
@@ -118,10 +124,11 @@ class Builder : public nlohmann::json_sax<json> {
       }
     }
     if (std::string_view(error.what()).find("out of range") != std::string_view::npos || error.id == 406) {
-      throw Error(ExitCode::bad_input, {.where = where,
-                                        .found = "the number " + quoted(last_token) + " does not fit a float64",
-                                        .expected = {},
-                                        .advice = {}});
+      throw Error(ExitCode::bad_input,
+                  {.where = where,
+                   .found = "the number " + quoted(beginning_of(last_token)) + " does not fit a float64",
+                   .expected = {},
+                   .advice = {}});
     }
     // nlohmann's text: "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ..."
     std::string_view what = error.what();

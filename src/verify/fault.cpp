@@ -3,49 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <set>
 #include <tuple>
 
+#include "gradclip/verify/check_message.hpp"
+
 namespace gradclip {
 namespace {
-
-void put(std::string& to, std::int64_t number) {
-  char bytes[sizeof number];
-  std::memcpy(bytes, &number, sizeof number);
-  to.append(bytes, sizeof number);
-}
-
-void put(std::string& to, const std::string& text) {
-  put(to, static_cast<std::int64_t>(text.size()));
-  to += text;
-}
-
-/// Takes apart what put() made, from a process of the same program.
-class Taker {
- public:
-  explicit Taker(std::string_view bytes) : bytes_(bytes) {}
-
-  [[nodiscard]] bool done() const noexcept { return bytes_.empty(); }
-  std::int64_t number() {
-    std::int64_t number = 0;
-    GRADCLIP_CHECK(bytes_.size() >= sizeof number, "faults of another process end early");
-    std::memcpy(&number, bytes_.data(), sizeof number);
-    bytes_.remove_prefix(sizeof number);
-    return number;
-  }
-  std::string text() {
-    const auto size = static_cast<std::size_t>(number());
-    GRADCLIP_CHECK(size <= bytes_.size(), "faults of another process end early");
-    std::string text(bytes_.substr(0, size));
-    bytes_.remove_prefix(size);
-    return text;
-  }
-
- private:
-  std::string_view bytes_;
-};
 
 /// Whether "PLACE TEXT" is a sentence: TEXT begins with what is said of the place.
 bool says_of_place(std::string_view text) {
@@ -83,26 +48,11 @@ Fault fault_of(const ErrorText& text, std::int32_t rank, std::optional<std::size
 
 std::vector<Fault> gather_faults(Communicator& comm, std::span<const Fault> mine) {
   std::string bytes;
-  for (const Fault& fault : mine) {
-    put(bytes, fault.kind);
-    put(bytes, std::int64_t{fault.rank});
-    put(bytes, fault.parameter ? static_cast<std::int64_t>(*fault.parameter) : std::int64_t{-1});
-    put(bytes, fault.name);
-    put(bytes, fault.message);
-  }
+  for (const Fault& fault : mine) put(bytes, fault);
   const std::vector<char> all = gather_values(comm, std::span<const char>(bytes));
   Taker taker({all.data(), all.size()});
   std::vector<Fault> faults;
-  while (!taker.done()) {
-    Fault& fault = faults.emplace_back();
-    fault.kind = taker.text();
-    fault.rank = static_cast<std::int32_t>(taker.number());
-    if (const std::int64_t parameter = taker.number(); parameter >= 0) {
-      fault.parameter = static_cast<std::size_t>(parameter);
-    }
-    fault.name = taker.text();
-    fault.message = taker.text();
-  }
+  while (!taker.done()) faults.push_back(take_fault(taker));
   return faults;
 }
 

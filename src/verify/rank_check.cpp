@@ -33,15 +33,24 @@ class RankChecker {
       : dump_(dump), manifest_(dump.manifest()), rank_(rank), name_(manifest_.rank_file_name(rank)) {}
 
   RankCheck check() {
+    return result_with([&] { open_and_check(); });
+  }
+
+  RankCheck refuse(const ErrorText& why) {
+    return result_with([&] { result_.faults.push_back(fault_of(why, rank_, std::nullopt, name_)); });
+  }
+
+ private:
+  template <class Function>
+  RankCheck result_with(const Function& look_inside) {
     const std::optional<std::string> difference = compare_file();
-    if (exists_ && !unreadable_) open_and_check();
+    if (exists_ && !unreadable_) look_inside();
     if (difference) {
       result_.faults.push_back({"checksum", rank_, std::nullopt, {}, name_ + " " + *difference + where_it_differs()});
     }
     return std::move(result_);
   }
 
- private:
   /// What bad input does to one part of the check.
   template <class Function>
   bool attempt(std::optional<std::size_t> parameter, const Function& function) {
@@ -165,6 +174,10 @@ bool needs_every_addend(const ParameterEntry& parameter) {
 
 RankCheck check_rank(DumpReader& dump, std::int32_t rank) {
   return RankChecker(dump, rank).check();
+}
+
+RankCheck refused_rank(DumpReader& dump, std::int32_t rank, const ErrorText& why) {
+  return RankChecker(dump, rank).refuse(why);
 }
 
 }  // namespace gradclip

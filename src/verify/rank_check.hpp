@@ -46,4 +46,7 @@ struct RankCheck {
 /// shows only then). Thread-safe. Never throws Error(bad_input): that becomes a fault. Errors: Error(resources).
 [[nodiscard]] RankCheck check_rank(DumpReader& dump, std::int32_t rank);
 
+/// The check of a file that is not to be opened: its bytes against the manifest's record, and `why` as a fault.
+[[nodiscard]] RankCheck refused_rank(DumpReader& dump, std::int32_t rank, const ErrorText& why);
+
 }  // namespace gradclip

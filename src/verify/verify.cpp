@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <list>
 #include <map>
 #include <set>
 
@@ -14,6 +15,7 @@
 #include "gradclip/norm/rank_view.hpp"
 #include "gradclip/norm/replicas.hpp"
 #include "gradclip/norm/shard_sums.hpp"
+#include "gradclip/verify/check_helper.hpp"
 #include "gradclip/verify/rank_check.hpp"
 #include "gradclip/verify/reduction_hints.hpp"
 
@@ -118,9 +120,7 @@ class Verifier {
     if (me == 0) check_directory(run_.dump, faults);
     for (std::int32_t first = begin; first < end; first += kRanksPerCheck) {
       std::vector<RankCheck> checks(static_cast<std::size_t>(std::min(kRanksPerCheck, end - first)));
-      parallel_for(checks.size(), options_.threads, [&](std::size_t index, std::size_t) {
-        checks[index] = check_rank(run_.dump, first + static_cast<std::int32_t>(index));
-      });
+      check_ranks(first, checks);
       for (std::size_t i = 0; i < checks.size(); ++i) {
         RankCheck& check = checks[i];
         std::move(check.faults.begin(), check.faults.end(), std::back_inserter(faults));
@@ -150,6 +150,19 @@ class Verifier {
     structure_.unusable = {all_unusable.begin(), all_unusable.end()};
     compare_sizes(gather_values(run_.comm, std::span<const OddShard>(odd)));
     require_addends(gather_values(run_.comm, std::span<const ShardName>(none)));
+  }
+
+  void check_ranks(std::int32_t first, std::vector<RankCheck>& checks) {
+    std::list<CheckHelper> helpers;
+    std::vector<CheckHelper*> helper_of;
+    const std::size_t workers = options_.isolate ? std::min(options_.threads, kMostHelpers) : options_.threads;
+    for (std::size_t worker = 0; options_.isolate && worker < workers; ++worker) {
+      helper_of.push_back(&helpers.emplace_back(run_.dump));
+    }
+    parallel_for(checks.size(), workers, [&](std::size_t index, std::size_t worker) {
+      const std::int32_t rank = first + static_cast<std::int32_t>(index);
+      checks[index] = options_.isolate ? helper_of[worker]->check(rank) : check_rank(run_.dump, rank);
+    });
   }
 
   /// One for all: without its rank files a manifest is one mishap, not thousands.

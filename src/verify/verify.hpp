@@ -17,6 +17,7 @@ struct VerifyOptions {
   std::optional<PipelineView> pipeline;  ///< empty: unknown, so ranks are not compared
   std::size_t threads = 1;               ///< that read whole files
   std::vector<ErrorText> problems;       ///< of the manifest, found so far; each with a kind
+  bool isolate = false;                  ///< rank files are checked in helper processes (check_helper.hpp)
 };
 
 /// What was looked at, and what vouches for it.

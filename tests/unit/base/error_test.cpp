@@ -25,6 +25,15 @@ TEST(Error, composes_its_parts) {
   EXPECT_EQ(message({.where = {}, .found = "no space", .expected = {}, .advice = "free some"}), "no space; free some");
 }
 
+TEST(Error, repeats_no_more_of_the_input_than_a_person_reads) {
+  std::string euros;
+  while (euros.size() < 100'000) euros += "\xE2\x82\xAC";
+  const std::string shown = message({.where = "file 'a'", .found = euros, .expected = euros, .advice = {}});
+  EXPECT_LT(shown.size(), 33'000u);
+  EXPECT_TRUE(is_valid_utf8(shown));
+  EXPECT_THAT(shown, Not(HasSubstr("\\x")));
+}
+
 TEST(Error, keeps_code_text_and_location) {
   const auto line = static_cast<unsigned>(__LINE__ + 1);
   const Error error(ExitCode::resources, {.where = "w", .found = "f", .expected = "e", .advice = "a"});
