@@ -12,7 +12,7 @@
 namespace gradclip {
 namespace {
 
-constexpr std::uint64_t kMostChunksPerBlock = 4;
+constexpr std::uint64_t kMostChunksPerBlock = 2;    // both sides of a block stay in a core's second-level cache
 constexpr std::size_t kMostBlocksPerRound = 16384;  // their pieces are in memory at once
 
 /// Bytes that one round may bring to all processes together.

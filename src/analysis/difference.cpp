@@ -60,16 +60,17 @@ class TileComparison {
     const std::size_t a_size = size_of(a_.dtype), b_size = size_of(b_.dtype);
     const std::byte* a_data = a_.data + first * a_size;
     const std::byte* b_data = b_.data + first * b_size;
-    const bool same = a_.dtype == b_.dtype && std::memcmp(a_data, b_data, count * a_size) == 0;
+    const bool any_none = a_.none != nullptr || b_.none != nullptr;
+    const bool same = !any_none && a_.dtype == b_.dtype && std::memcmp(a_data, b_data, count * a_size) == 0;
     widen_elements(a_data, a_.dtype, count, tile_.a);
     std::fill(tile_.a + count, tile_.a + padded(count), 0.0);
     const double* b = tile_.a;
-    if (!same || a_.none != nullptr || b_.none != nullptr) {
+    if (!same) {
       widen_elements(b_data, b_.dtype, count, tile_.b);
       std::fill(tile_.b + count, tile_.b + padded(count), 0.0);
       b = tile_.b;
     }
-    if (a_.none != nullptr || b_.none != nullptr) take_none_away(found, first, count, position);
+    if (any_none) take_none_away(found, first, count, position);
     TileSums sums;
     measure(b, count, found.sums.exponent, sums);
     if (!std::isfinite(sums.xx) || !std::isfinite(sums.yy)) {
@@ -102,7 +103,12 @@ class TileComparison {
     if (scaled_) {
       exponent = exponent_of(std::max(kernels.largest(tile_.a, padded(count)), kernels.largest(b, padded(count))));
     }
-    kernels.sums(tile_.a, b, padded(count), power_of_two(-exponent), sums);
+    if (b != tile_.a) {
+      kernels.sums(tile_.a, b, padded(count), power_of_two(-exponent), sums);
+    } else {
+      sums = {};
+      sums.xx = sums.yy = sums.xy = kernels.squares(tile_.a, padded(count), power_of_two(-exponent));
+    }
   }
 
   static void note(Difference& found, std::uint64_t position) {
@@ -155,20 +161,26 @@ class TileComparison {
   }
 
   void measure_differences(Difference& found, std::size_t count, std::uint64_t position, double largest) {
-    TileRatios ratios;
-    difference::kernels().ratios(tile_.a, tile_.b, padded(count), tile_rule_, ratios);
-    found.ratio_low = std::min(found.ratio_low, ratios.low);
-    found.ratio_high = std::max(found.ratio_high, ratios.high);
-    found.ratio_broken += ratios.broken;
-    place(found.max_abs, found.max_abs_at, largest, count, position,
-          [&](std::size_t i) { return std::abs(tile_.a[i] - tile_.b[i]); });
-    place(found.max_rel, found.max_rel_at, ratios.largest_relative, count, position, [&](std::size_t i) {
-      const double apart = std::abs(tile_.a[i] - tile_.b[i]);
-      return apart > 0.0 ? apart / std::abs(tile_.b[i]) : 0.0;
-    });
-    if (!rule_.ulps && ratios.different == 0) return;
+    const double most_relative = ratios_.largest_relative;
+    difference::kernels().ratios(tile_.a, tile_.b, padded(count), tile_rule_, ratios_);
+    found.ratio_low = std::min(found.ratio_low, ratios_.low);
+    found.ratio_high = std::max(found.ratio_high, ratios_.high);
+    found.ratio_broken += ratios_.broken;
+    // What an earlier tile has already need not be found again.
+    if (largest > most_apart_) {
+      most_apart_ = largest;
+      place(found.max_abs, found.max_abs_at, largest, count, position,
+            [&](std::size_t i) { return std::abs(tile_.a[i] - tile_.b[i]); });
+    }
+    if (ratios_.largest_relative > most_relative) {
+      place(found.max_rel, found.max_rel_at, ratios_.largest_relative, count, position, [&](std::size_t i) {
+        const double apart = std::abs(tile_.a[i] - tile_.b[i]);
+        return apart > 0.0 ? apart / std::abs(tile_.b[i]) : 0.0;
+      });
+    }
+    if (!rule_.ulps && ratios_.different == 0) return;
     const bool list_all = rule_.ulps.has_value() || most_ > 0;
-    if (!list_all) found.different += ratios.different;
+    if (!list_all) found.different += ratios_.different;
     for (std::size_t i = 0; i < count; ++i) {
       const double a = tile_.a[i], b = tile_.b[i];
       if (a == b || rule_.equal(a, b)) continue;
@@ -203,6 +215,8 @@ class TileComparison {
   std::size_t most_;
   std::vector<WorstElement>& worst_;
   bool scaled_;
+  double most_apart_ = 0.0;  // of the tiles so far; so are the extremes of
+  TileRatios ratios_;
   Tile tile_;
 };
 

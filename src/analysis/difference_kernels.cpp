@@ -1,7 +1,6 @@
 #include "gradclip/analysis/difference_kernels.hpp"
 
 #include <cstring>
-#include <limits>
 
 namespace gradclip::difference {
 namespace {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace gradclip::difference {
 
@@ -22,13 +23,13 @@ struct TileSums {
   double largest = 0.0;
 };
 
-/// What a tile that has differences needs besides.
+/// What tiles that have differences need besides: extremes of all that were seen so far, counts of the last one.
 struct TileRatios {
-  double largest_relative = 0.0;  ///< |x - y| / |y|; 0 where x = y
-  double low = 0.0;               ///< of y / x where both reach their normal numbers; infinity if nowhere
-  double high = 0.0;              ///< likewise; -infinity
-  std::uint64_t different = 0;    ///< |x - y| > absolute + relative |y|
-  std::uint64_t broken = 0;       ///< one is 0 and the other a normal number: no ratio
+  double largest_relative = 0.0;                         ///< |x - y| / |y|; 0 where x = y
+  double low = std::numeric_limits<double>::infinity();  ///< of y / x where both reach their normal numbers
+  double high = -std::numeric_limits<double>::infinity();
+  std::uint64_t different = 0;  ///< |x - y| > absolute + relative |y|
+  std::uint64_t broken = 0;     ///< one is 0 and the other a normal number: no ratio
 };
 
 struct TileRule {
@@ -42,6 +43,7 @@ struct TileRule {
 ///               nothing to any result.
 struct Kernels {
   void (*sums)(const double* x, const double* y, std::size_t count, double scaling, TileSums& result);
+  double (*squares)(const double* x, std::size_t count, double scaling);  ///< sums() of x and x: xx
   void (*ratios)(const double* x, const double* y, std::size_t count, const TileRule& rule, TileRatios& result);
   double (*largest)(const double* x, std::size_t count);  ///< finite magnitude
   void (*widen_float32)(const float* from, double* to, std::size_t count);

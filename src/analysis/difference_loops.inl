@@ -11,6 +11,17 @@ using QuarterShorts = std::uint16_t __attribute__((vector_size(16)));
 constexpr std::size_t kStep = 8;  // doubles of a vector
 static_assert(kTileLanes == 2 * kStep);
 
+/// Lanes of a tile's sum, the upper half of them in the second vector.
+GRADCLIP_TARGET double folded(const Doubles (&halves)[2]) {
+  const Doubles sum = halves[0] + halves[1];
+  double lanes[kStep];
+  std::memcpy(lanes, &sum, sizeof lanes);
+  for (std::size_t width = kStep / 2; width > 0; width /= 2) {
+    for (std::size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
 GRADCLIP_TARGET void sums(const double* x, const double* y, std::size_t count, double scaling, TileSums& result) {
   const Longs magnitude = Longs{} + 0x7FFFFFFFFFFFFFFF;
   const Doubles scale = Doubles{} + scaling;
@@ -31,18 +42,10 @@ GRADCLIP_TARGET void sums(const double* x, const double* y, std::size_t count, d
       dd[half] = dd[half] + difference * difference;
     }
   }
-  Doubles folded[4] = {xx[0] + xx[1], yy[0] + yy[1], xy[0] + xy[1], dd[0] + dd[1]};
-  double lanes[4][kStep];
-  std::memcpy(lanes, folded, sizeof lanes);
-  for (std::size_t width = kStep / 2; width > 0; width /= 2) {
-    for (std::size_t sum = 0; sum < 4; ++sum) {
-      for (std::size_t lane = 0; lane < width; ++lane) lanes[sum][lane] += lanes[sum][lane + width];
-    }
-  }
-  result.xx = lanes[0][0];
-  result.yy = lanes[1][0];
-  result.xy = lanes[2][0];
-  result.dd = lanes[3][0];
+  result.xx = folded(xx);
+  result.yy = folded(yy);
+  result.xy = folded(xy);
+  result.dd = folded(dd);
   result.largest = 0.0;
   for (std::size_t lane = 0; lane < kStep; ++lane) {
     if (largest[0][lane] > result.largest) result.largest = largest[0][lane];
@@ -50,15 +53,31 @@ GRADCLIP_TARGET void sums(const double* x, const double* y, std::size_t count, d
   }
 }
 
-GRADCLIP_TARGET void ratios(const double* x, const double* y, std::size_t count, const TileRule& rule,
-                            TileRatios& result) {
+GRADCLIP_TARGET double squares(const double* x, std::size_t count, double scaling) {
+  const Doubles scale = Doubles{} + scaling;
+  Doubles xx[2] = {};
+  for (std::size_t i = 0; i < count; i += kTileLanes) {
+    for (std::size_t half = 0; half < 2; ++half) {
+      Doubles a;
+      std::memcpy(&a, x + i + half * kStep, sizeof a);
+      a = a * scale;
+      xx[half] = xx[half] + a * a;
+    }
+  }
+  return folded(xx);
+}
+
+/// The extremes of ratios(), lane by lane.
+struct Extremes {
+  Doubles largest, low, high;
+};
+
+/// Divides, which is many times slower than all else here.
+GRADCLIP_TARGET void raise(const double* x, const double* y, std::size_t count, const TileRule& rule,
+                           Extremes& extremes) {
   const Longs magnitude = Longs{} + 0x7FFFFFFFFFFFFFFF;
   const Doubles none = {};
   const Doubles infinity = none + std::numeric_limits<double>::infinity();
-  const Doubles relative = none + rule.relative, absolute = none + rule.absolute;
-  const Doubles normal_x = none + rule.normal_x, normal_y = none + rule.normal_y;
-  Doubles largest = {}, low = infinity, high = -infinity;
-  Longs different = {}, broken = {};
   for (std::size_t i = 0; i < count; i += kStep) {
     Doubles a, b;
     std::memcpy(&a, x + i, sizeof a);
@@ -66,26 +85,61 @@ GRADCLIP_TARGET void ratios(const double* x, const double* y, std::size_t count,
     const Doubles a_size = (Doubles)((Longs)a & magnitude);
     const Doubles b_size = (Doubles)((Longs)b & magnitude);
     const Doubles apart = (Doubles)((Longs)(a - b) & magnitude);
-    different -= apart > absolute + relative * b_size;  // true is -1
     const Doubles quotient = apart / b_size;
     const Doubles relative_size = apart > none ? quotient : none;
-    largest = relative_size > largest ? relative_size : largest;
-    const Longs a_normal = a_size >= normal_x, b_normal = b_size >= normal_y;
-    const Longs both = a_normal & b_normal;
+    extremes.largest = relative_size > extremes.largest ? relative_size : extremes.largest;
+    const Longs both = (a_size >= none + rule.normal_x) & (b_size >= none + rule.normal_y);
     const Doubles ratio = b / a;
     const Doubles for_low = both ? ratio : infinity;
     const Doubles for_high = both ? ratio : -infinity;
-    low = for_low < low ? for_low : low;
-    high = for_high > high ? for_high : high;
-    broken -= (a_normal & (b_size == none)) | (b_normal & (a_size == none));
+    extremes.low = for_low < extremes.low ? for_low : extremes.low;
+    extremes.high = for_high > extremes.high ? for_high : extremes.high;
   }
-  result = {};
-  result.low = std::numeric_limits<double>::infinity();
-  result.high = -result.low;
+}
+
+// A quotient that beats an extreme e is found without dividing: p / q > e with q > 0 means p > e q, and so p >= the
+// rounded e q, since rounding keeps order and p is a number of the type.
+GRADCLIP_TARGET void ratios(const double* x, const double* y, std::size_t count, const TileRule& rule,
+                            TileRatios& result) {
+  constexpr std::size_t kGroup = 4 * kTileLanes;
+  const Longs magnitude = Longs{} + 0x7FFFFFFFFFFFFFFF;
+  const Doubles none = {};
+  const Doubles relative = none + rule.relative, absolute = none + rule.absolute;
+  const Doubles normal_x = none + rule.normal_x, normal_y = none + rule.normal_y;
+  Extremes extremes = {none + result.largest_relative, none + result.low, none + result.high};
+  Longs different = {}, broken = {};
+  for (std::size_t group = 0; group < count; group += kGroup) {
+    const std::size_t end = group + kGroup < count ? group + kGroup : count;
+    Longs beaten = {};
+    for (std::size_t i = group; i < end; i += kStep) {
+      Doubles a, b;
+      std::memcpy(&a, x + i, sizeof a);
+      std::memcpy(&b, y + i, sizeof b);
+      const Doubles a_size = (Doubles)((Longs)a & magnitude);
+      const Doubles b_size = (Doubles)((Longs)b & magnitude);
+      const Doubles apart = (Doubles)((Longs)(a - b) & magnitude);
+      different -= apart > absolute + relative * b_size;  // true is -1
+      const Longs a_normal = a_size >= normal_x, b_normal = b_size >= normal_y;
+      broken -= (a_normal & (b_size == none)) | (b_normal & (a_size == none));
+      const Doubles turned = (Doubles)((Longs)b ^ ((Longs)a & ~magnitude));  // b / a = turned / a_size
+      beaten |= (apart > none) & (apart >= extremes.largest * b_size);
+      beaten |= a_normal & b_normal & ((turned <= extremes.low * a_size) | (turned >= extremes.high * a_size));
+    }
+    long long any = 0;
+    for (std::size_t lane = 0; lane < kStep; ++lane) any |= beaten[lane];
+    if (any == 0) continue;
+    raise(x + group, y + group, end - group, rule, extremes);
+    // All lanes have to beat the best of them.
+    for (std::size_t lane = 0; lane < kStep; ++lane) {
+      if (extremes.largest[lane] > result.largest_relative) result.largest_relative = extremes.largest[lane];
+      if (extremes.low[lane] < result.low) result.low = extremes.low[lane];
+      if (extremes.high[lane] > result.high) result.high = extremes.high[lane];
+    }
+    extremes = {none + result.largest_relative, none + result.low, none + result.high};
+  }
+  result.different = 0;
+  result.broken = 0;
   for (std::size_t lane = 0; lane < kStep; ++lane) {
-    if (largest[lane] > result.largest_relative) result.largest_relative = largest[lane];
-    if (low[lane] < result.low) result.low = low[lane];
-    if (high[lane] > result.high) result.high = high[lane];
     result.different += static_cast<std::uint64_t>(different[lane]);
     result.broken += static_cast<std::uint64_t>(broken[lane]);
   }
@@ -145,4 +199,4 @@ GRADCLIP_TARGET void widen_float16(const std::uint16_t* from, double* to, std::s
   }
 }
 
-constexpr Kernels kKernels{sums, ratios, largest, widen_float32, widen_bfloat16, widen_float16};
+constexpr Kernels kKernels{sums, squares, ratios, largest, widen_float32, widen_bfloat16, widen_float16};

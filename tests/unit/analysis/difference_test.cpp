@@ -52,8 +52,12 @@ TEST(DifferenceKernels, SameBitsFromEveryInstructionSet) {
     difference::TileSums first_sums;
     difference::TileRatios first_ratios;
     variants[0]->sums(a.data(), b.data(), elements, 0.5, first_sums);
+    difference::TileSums of_one;
+    variants[0]->sums(a.data(), a.data(), elements, 0.5, of_one);
+    EXPECT_EQ(of_one.xx, first_sums.xx);
     variants[0]->ratios(a.data(), b.data(), elements, rule, first_ratios);
-    for (std::size_t v = 1; v < count; ++v) {
+    for (std::size_t v = 0; v < count; ++v) {
+      EXPECT_EQ(variants[v]->squares(a.data(), elements, 0.5), first_sums.xx) << v << " " << elements;
       difference::TileSums sums;
       difference::TileRatios ratios;
       variants[v]->sums(a.data(), b.data(), elements, 0.5, sums);
@@ -61,6 +65,42 @@ TEST(DifferenceKernels, SameBitsFromEveryInstructionSet) {
       EXPECT_EQ(std::memcmp(&sums, &first_sums, sizeof sums), 0) << v << " " << elements;
       EXPECT_EQ(std::memcmp(&ratios, &first_ratios, sizeof ratios), 0) << v << " " << elements;
       EXPECT_EQ(variants[v]->largest(a.data(), elements), variants[0]->largest(a.data(), elements));
+    }
+  }
+}
+
+/// What is not divided changes nothing: extremes over many tiles against divisions one by one, among them numbers whose
+/// products with an extreme overflow or vanish.
+TEST(DifferenceKernels, ExtremesOfQuotients) {
+  const Kernels* variants[3];
+  const std::size_t count = difference::all_kernels(variants);
+  const difference::TileRule rule{0.5, 0.0, 0x1p-1022, 0x1p-1022};
+  std::mt19937 engine(9);
+  for (const int range : {2, 60, 1000}) {
+    std::uniform_int_distribution<int> exponent(-range, range);
+    std::vector<double> a = random_numbers(16 * 1024, 7), b = random_numbers(16 * 1024, 8);
+    for (double& number : a) number = std::ldexp(number, exponent(engine));
+    for (double& number : b) number = std::ldexp(number, exponent(engine));
+    for (std::size_t i = 5000; i < 5003; ++i) a[i] = b[i + 100] = 0.0;
+    for (std::size_t i = 0; i < a.size(); i += 5) b[i] = a[i];
+    std::vector<difference::TileRatios> found(count);
+    difference::TileRatios expected;
+    for (std::size_t tile = 0; tile < a.size(); tile += 1024) {
+      for (std::size_t i = tile; i < tile + 1024; ++i) {
+        if (a[i] == b[i] && a[i] == 0.0) continue;
+        if (a[i] != b[i]) {
+          expected.largest_relative = std::max(expected.largest_relative, std::abs(a[i] - b[i]) / std::abs(b[i]));
+        }
+        if (std::abs(a[i]) < 0x1p-1022 || std::abs(b[i]) < 0x1p-1022) continue;
+        expected.low = std::min(expected.low, b[i] / a[i]);
+        expected.high = std::max(expected.high, b[i] / a[i]);
+      }
+      for (std::size_t v = 0; v < count; ++v) {
+        variants[v]->ratios(a.data() + tile, b.data() + tile, 1024, rule, found[v]);
+        ASSERT_EQ(found[v].largest_relative, expected.largest_relative) << v << " " << range << " " << tile;
+        ASSERT_EQ(found[v].low, expected.low);
+        ASSERT_EQ(found[v].high, expected.high);
+      }
     }
   }
 }
