@@ -25,10 +25,10 @@ struct NewRankFile::State {
   std::uint64_t begin = 0, end = 0;  // of all data in the file; end 0: none yet
 
   /// @return where it begins
-  std::uint64_t place(const std::optional<std::uint64_t>& offset, std::uint64_t bytes) {
+  std::uint64_t place(const std::optional<std::uint64_t>& offset, std::uint64_t size) {
     if (!offset) return 0;
     begin = end == 0 ? *offset : std::min(begin, *offset);
-    end = std::max(end, *offset + bytes);
+    end = std::max(end, *offset + size);
     return *offset;
   }
 

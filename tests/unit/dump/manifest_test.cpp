@@ -55,7 +55,9 @@ TEST(Manifest, HoldsWhatTheTextSays) {
   EXPECT_EQ(manifest.world_size, 4);
   EXPECT_EQ(manifest.step, 1);
   EXPECT_EQ(manifest.state, GradientState::before_clip);
-  EXPECT_EQ(manifest.microbatch, (std::pair<std::int64_t, std::int64_t>{1, 4}));
+  ASSERT_TRUE(manifest.microbatch.has_value());
+  EXPECT_EQ(manifest.microbatch->index, 1);
+  EXPECT_EQ(manifest.microbatch->count, 4);
   EXPECT_EQ(manifest.producer, "gradclip_record 0.1.0 (torch 2.9)");
   EXPECT_EQ(manifest.meshes[*manifest.device_mesh].name(), "world");
   ASSERT_EQ(manifest.moe_meshes.size(), 1u);
