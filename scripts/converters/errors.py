@@ -1,5 +1,7 @@
 """Errors as gradclip words them: where, what was found, what was expected, what to do. Codes: docs/exit-codes.md."""
 
+import errno
+
 USAGE, BAD_INPUT, RESOURCES, BUG = 2, 3, 5, 70
 
 
@@ -11,6 +13,11 @@ class ConvertError(Exception):
         super().__init__("; ".join([message, *([f"expected {shown(expected)}"] if expected else []),
                                     *([advice] if advice else [])]))
         self.code = code
+
+
+def is_damage(error):
+    """Whether what a library raised is about what the file holds; EINVAL: a seek to before its beginning."""
+    return not isinstance(error, (MemoryError, OSError)) or getattr(error, "errno", None) == errno.EINVAL
 
 
 def shown(text):

@@ -4,8 +4,7 @@ Each class opens one file: names() in the file's order; found(name) without read
 None; tensor(name), the local part.
 """
 
-import zipfile
-import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from converters.errors import RESOURCES, ConvertError, first_line
+from converters.errors import RESOURCES, ConvertError, first_line, is_damage
 from converters.job import Mesh
 from converters.safe_load import load_tensors
 
@@ -66,10 +65,14 @@ class TorchFile:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if not isinstance(tensor, DTensor):
             return Found(self.path, tuple(tensor.shape), tuple(tensor.shape), dtype)
-        mesh = tensor.device_mesh
-        root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
-        return Found(self.path, tuple(tensor.shape), tuple(tensor.to_local().shape), dtype,
-                     _mesh(mesh), tensor.placements, mesh.get_coordinate(), _mesh(root))
+        try:
+            mesh = tensor.device_mesh
+            root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+            return Found(self.path, tuple(tensor.shape), tuple(tensor.to_local().shape), dtype,
+                         _mesh(mesh), tensor.placements, mesh.get_coordinate(), _mesh(root))
+        except Exception as error:  # a pickle of other things in these classes
+            raise ConvertError(f"{self.path}: {name}", f"a DTensor without a mesh ({first_line(error)})",
+                               "one as torch.save writes it") from error
 
     def tensor(self, name):
         tensor = self.content[name]
@@ -127,10 +130,8 @@ class NpzFile:
 
     def __init__(self, path, key=None):
         self.path = path
-        try:
+        with self._reading():
             self.content = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise self._unreadable(error) from error
         if not isinstance(self.content, np.lib.npyio.NpzFile):
             raise ConvertError(path, "one array", "an .npz file, which has names",
                                "save it with np.savez(FILE, name=...)")
@@ -148,10 +149,8 @@ class NpzFile:
         return Found(self.path, shape, shape, dtype.name)
 
     def tensor(self, name):
-        try:
+        with self._reading(name):
             array = self.content[name]
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise self._unreadable(error, name) from error
         if (array.dtype.kind, array.dtype.itemsize) in self.RAW:
             array = array.view(f"i{array.dtype.itemsize}" if array.dtype.itemsize > 1 else "u1")
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
@@ -159,17 +158,22 @@ class NpzFile:
     def _header(self, name):
         """Shape and type of an array, without its data."""
         member = name if name in self.content.zip.namelist() else name + ".npy"
-        try:
-            with self.content.zip.open(member) as stream:
-                version = np.lib.format.read_magic(stream)
-                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                shape, _, dtype = read[version](stream)
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise self._unreadable(error, name) from error
+        with self._reading(name), self.content.zip.open(member) as stream:
+            version = np.lib.format.read_magic(stream)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read[version](stream)
         if dtype.hasobject:
             raise ConvertError(f"{self.path}: {name}", "pickled objects", "an array of numbers")
         return shape, dtype
 
-    def _unreadable(self, error, name=None):
-        return ConvertError(f"{self.path}: {name}" if name else self.path, f"not readable ({first_line(error)})",
-                            "a whole .npz file, saved by np.savez", "is it truncated, or still being written?")
+    @contextmanager
+    def _reading(self, name=None):
+        """Name the file, and the array, in what numpy and the zip reader say of damage: they raise all kinds."""
+        try:
+            yield
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            where = f"{self.path}: {name}" if name else self.path
+            raise ConvertError(where, f"not readable ({first_line(error)})", "a whole .npz file, saved by np.savez",
+                               "is it truncated, or still being written?") from error

@@ -1,6 +1,5 @@
 """Files that are pickles inside, read without running what they hold."""
 
-import errno
 import logging
 import pickle
 import re
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
-from converters.errors import ConvertError, first_line
+from converters.errors import ConvertError, first_line, is_damage
 
 
 def load_tensors(path, mmap=True, where=None):
@@ -21,10 +20,8 @@ def load_tensors(path, mmap=True, where=None):
             open(path, "rb").close()  # the system's own word on a file that cannot be read
         with _without_mesh_warnings():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except MemoryError:
-        raise
     except Exception as error:  # the zip reader, the unpickler and the tensors' own constructors raise all kinds
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to before the file's begin
+        if not is_damage(error):
             raise
         unpickling = isinstance(error, pickle.UnpicklingError)
         if unpickling and (name := _refused_name(error)):
@@ -42,9 +39,9 @@ def load_dcp_metadata(path):
     try:
         with open(path, "rb") as file:
             found = _MetadataUnpickler(file).load()
-    except (OSError, MemoryError, ConvertError):
+    except (OSError, ConvertError):
         raise
-    except Exception as error:  # a damaged pickle raises whatever it happens to hit
+    except Exception as error:  # a damaged pickle raises whatever it happens to hit, MemoryError for a frame too
         raise ConvertError(path, f"not readable ({first_line(error)})", "the .metadata of a distributed checkpoint",
                            "is the checkpoint complete?") from error
     if not isinstance(found, metadata.Metadata) \
