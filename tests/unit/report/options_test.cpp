@@ -297,8 +297,8 @@ TEST(Options, AccumulateTakesSeveralDumps) {
   const CommandLine line = parse({"accumulate", "a", "b", "c", "-o", "out", "--dtype", "bfloat16"});
   EXPECT_EQ(line.dump, "a");
   EXPECT_EQ(line.more_dumps.size(), 2u);
-  EXPECT_EQ(line.accumulate.storage_dtype, DType::bfloat16);
-  EXPECT_FALSE(line.accumulate.reduce_dtype.has_value());
+  EXPECT_EQ(line.accumulate.types.storage, DType::bfloat16);
+  EXPECT_FALSE(line.accumulate.types.reduce.has_value());
 }
 
 TEST(Options, WordsThatCannotBe) {
