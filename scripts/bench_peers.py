@@ -3,22 +3,22 @@
     python bench_peers.py dump DIR --gigabytes 4      a dump of 4 ranks, half float32, half bfloat16, for clip and norms
     python bench_peers.py clip DIR OUT                the h5py + torch peer, as a process of its own
     python bench_peers.py diff A B                    the h5py + numpy peer
+    python bench_peers.py pack DIR OUT                a dump in the packed layout
     python bench_peers.py run ...                     everything, interleaved; tables of ratios (scripts/bench.sh)
 
-diff and merge work on dumps of `gradclip synth`: float32, dp_shard=4.
+diff, merge and what follows work on dumps of `gradclip synth`: float32, sharded over the ranks.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
+
+from bench_rounds import Bench, Command, Ratio
 
 RANKS = 4
 MAX_NORM = 1.0
@@ -72,6 +72,30 @@ def make_dump(directory, gigabytes):
         "device_mesh": "world", "moe_mesh": None, "parameters": entries,
         "training": {"max_grad_norm": MAX_NORM, "norm_type": 2.0},
     }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def make_packed(dump, directory):
+    """The same gradients in the packed layout."""
+    import h5py
+    import numpy as np
+
+    directory.mkdir()
+    for path in dump.glob("rank_*.h5"):
+        with h5py.File(path) as file, h5py.File(directory / path.name, "w") as made:
+            made.attrs.update(file.attrs)
+            index, pieces, offset = {}, [], 0
+            for name, data in file["gradients"].items():
+                values = data[()].reshape(-1)
+                index[name] = {"dtype": "float32", "offset": offset, "shape": list(data.shape)}
+                pieces.append(np.pad(values, (0, -values.size % 16)))  # each begins at a multiple of 64 bytes
+                offset += pieces[-1].size
+            packed = made.create_group("packed")
+            packed.create_dataset("float32", data=np.concatenate(pieces)).attrs["dtype"] = "float32"
+            packed["index"] = json.dumps(index)
+    manifest = json.loads((dump / "manifest.json").read_text())
+    for key in ("files", "checksum"):  # of the other layout
+        manifest.pop(key, None)
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -144,92 +168,71 @@ def diff_with_numpy(directory, other):
     print(int(sum(row[0] for row in rows.values())))
 
 
-def timed(command, out, codes=(0,)):
-    """Wall seconds and peak memory of a command, run after its output directory is gone."""
-    shutil.rmtree(out, ignore_errors=True)
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    if os.waitstatus_to_exitcode(status) not in codes:
-        sys.exit(f"{command} ended with status {status}")
-    return seconds, usage.ru_maxrss * 1024
-
-
-def summary(values):
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
 def size_of(dump):
     return sum(file.stat().st_size for file in dump.iterdir())
 
 
-def measure(what, commands, ratios, rounds, out, codes=(0,)):
-    """Runs the commands in turn, `rounds` times after one that warms up, and prints two tables."""
-    seconds = {name: [] for name in commands}
-    memory = dict.fromkeys(commands, 0)
-    for round_number in range(rounds + 1):
-        for name, command in commands.items():
-            took, peak = timed([str(word) for word in command], out, codes)
-            if round_number > 0:  # the first round warms the page cache and the machine's memory
-                seconds[name].append(took)
-                memory[name] = max(memory[name], peak)
-    shutil.rmtree(out, ignore_errors=True)
-    count = f"{rounds} interleaved round{'s' if rounds > 1 else ''}"
-    print(f"\n{what}; {count}, page cache warm; medians (smallest to largest)\n")
-    print("| what | seconds | peak memory, MB |\n|---|---|---|")
-    for name in commands:
-        print(f"| {name} | {summary(seconds[name])} | {memory[name] / 1e6:.0f} |")
-    print("\n| ratio | measured | to reach |\n|---|---|---|")
-    for name, (a, b, goal) in ratios.items():
-        print(f"| {name} | {summary([x / y for x, y in zip(seconds[a], seconds[b])])} | {goal} |")
-    sys.stdout.flush()
-
-
-def copies(dump, out):
+def copies(dump, out, cold=()):
     return {
-        "cp -r": ["cp", "-r", dump, out],
-        "cp -r and sync of the copy": ["sh", "-c", f"cp -r '{dump}' '{out}' && sync '{out}'/* '{out}'"],
+        "cp -r": Command(["cp", "-r", dump, out], cold),
+        "cp -r and sync of the copy": Command(["sh", "-c", f"cp -r '{dump}' '{out}' && sync '{out}'/* '{out}'"], cold),
     }
 
 
-def run_clip(options, directory, out):
+def cat(*dumps):
+    return Command(["sh", "-c", f"cat {' '.join(f'{chr(39)}{dump}{chr(39)}/*' for dump in dumps)} > /dev/null"])
+
+
+def run_clip(options, bench, directory, out):
     dump = directory / "dump"
     if not dump.exists():  # in a process of its own: a child's peak memory is at least its parent's size when it starts
         subprocess.run([sys.executable, __file__, "dump", dump, "--gigabytes", str(options.gigabytes)], check=True)
-    commands = {
+    clip = [options.gradclip, "clip", dump, "-o", out, "--quiet"]
+    what = f"{size_of(dump) / 1e9:.2f} GB, half float32, half bfloat16, {RANKS} ranks"
+    bench.measure(f"clip and norms: {what}, page cache warm", {
         **copies(dump, out),
-        "gradclip clip": [options.gradclip, "clip", dump, "-o", out, "--quiet"],
-        "gradclip clip, budget 5 %": [options.gradclip, "clip", dump, "-o", out, "--quiet", "--memory-budget",
-                                      str(size_of(dump) // 20)],
-        "gradclip norms": [options.gradclip, "norms", dump, "--quiet"],
-        "cat to /dev/null": ["sh", "-c", f"cat '{dump}'/* > /dev/null"],
-        "h5py + torch": [sys.executable, __file__, "clip", dump, out],
-    }
-    measure(f"clip and norms: {size_of(dump) / 1e9:.2f} GB, half float32, half bfloat16, {RANKS} ranks", commands, {
-        "`clip` / `cp -r`": ("gradclip clip", "cp -r", "≤ 1.6"),
-        "`clip` / `cp -r` and sync": ("gradclip clip", "cp -r and sync of the copy", ""),
-        "`clip` with a budget of 5 % / `cp -r`": ("gradclip clip, budget 5 %", "cp -r", ""),
-        "`norms` / `cat`": ("gradclip norms", "cat to /dev/null", "≤ 1.15"),
-        "h5py + torch / `clip`": ("h5py + torch", "gradclip clip", "≥ 3"),
-    }, options.rounds, out)
+        "gradclip clip": Command(clip),
+        "gradclip clip, budget 5 %": Command([*clip, "--memory-budget", size_of(dump) // 20]),
+        "gradclip norms": Command([options.gradclip, "norms", dump, "--quiet"]),
+        "cat to /dev/null": cat(dump),
+        "h5py + torch": Command([sys.executable, __file__, "clip", dump, out]),
+    }, [
+        Ratio("`clip` / `cp -r`", "gradclip clip", "cp -r", "≤ 1.25"),
+        Ratio("`clip` / `cp -r` and sync", "gradclip clip", "cp -r and sync of the copy"),
+        Ratio("`clip` with a budget of 5 % / `cp -r`", "gradclip clip, budget 5 %", "cp -r", "≤ 1.8"),
+        Ratio("`norms` / `cat`", "gradclip norms", "cat to /dev/null", "≤ 1.15"),
+        Ratio("h5py + torch / `clip`", "h5py + torch", "gradclip clip", "≥ 4"),
+    ])
+    bench.measure(f"clip: {what}, the dump not in the page cache", {
+        **copies(dump, out, cold=(dump,)),
+        "gradclip clip": Command(clip, cold=(dump,)),
+    }, [Ratio("`clip` / `cp -r` and sync, both cold", "gradclip clip", "cp -r and sync of the copy", "≤ 1.15")])
 
 
-def synthesize(options, dump, seed):
-    """Matrices of 4096 x 4096 and a small vector to each, as many as fit."""
-    side, model = 4096, dump.with_name("model.json")
-    layers = max(1, round(options.gigabytes * 1e9 / (side * side * 4)))
-    shapes = [{"name": "layers.{layer}.weight", "shape": [side, side]}, {"name": "layers.{layer}.norm", "shape": [side]}]
-    model.write_text(json.dumps({"format": "gradclip.model", "version": 1, "name": "matrices", "layers": layers,
-                                 "parameters": shapes}))
-    if not dump.exists():
-        subprocess.run([options.gradclip, "synth", "-o", dump, "--quiet", "--model", model, "--dtype", "float32", "--seed",
-                        str(seed), "--mesh", f"dp_shard={RANKS}"], check=True)
+def model_of(name, layers, *shapes):
+    """A description of layers with parameters of these shapes."""
+    parameters = [{"name": f"layers.{{layer}}.p{i}", "shape": list(shape)} for i, shape in enumerate(shapes)]
+    return {"format": "gradclip.model", "version": 1, "name": name, "layers": layers, "parameters": parameters}
+
+
+def synthesize(options, dump, seed, model, ranks=RANKS):
+    if dump.exists():
+        return dump
+    description = dump.with_name("model.json")
+    description.write_text(json.dumps(model))
+    subprocess.run([options.gradclip, "synth", "-o", dump, "--quiet", "--model", description, "--dtype", "float32", "--seed",
+                    str(seed), "--mesh", f"dp_shard={ranks}"], check=True)
     return dump
 
 
-def run_diff(options, directory, out):
-    a, same, other = (synthesize(options, directory / name, seed) for name, seed in (("a", 1), ("same", 1), ("other", 2)))
+def matrices(options):
+    """Matrices of 4096 x 4096 and a small vector to each, as many as fit."""
+    return model_of("matrices", max(1, round(options.gigabytes * 1e9 / (4096 * 4096 * 4))), (4096, 4096), (4096,))
+
+
+def run_diff(options, bench, directory, out):
+    a, same, other = (synthesize(options, directory / name, seed, matrices(options))
+                      for name, seed in (("a", 1), ("same", 1), ("other", 2)))
     for b, what in ((same, "every element equal"), (other, "every element different")):
         ours = [options.gradclip, "diff", a, b]
         peer = [sys.executable, __file__, "diff", a, b]
@@ -239,36 +242,83 @@ def run_diff(options, directory, out):
             sys.exit(f"gradclip and numpy do not count the same differences of {a} and {b}")
         # h5diff knows shards and not parameters: file by file, with the same rule. With -r it would list elements.
         h5diff = f"for f in rank_*.h5; do h5diff -q -p 1.1920929e-07 \"$f\" '{b}'/\"$f\"; done; true"
-        measure(f"diff: 2 x {size_of(a) / 1e9:.2f} GB of float32, {RANKS} ranks, {what}", {
-            "gradclip diff": [*ours, "--quiet"],
-            "h5diff -q": ["sh", "-c", f"cd '{a}' && {h5diff}"],
-            "h5py + numpy": peer,
-        }, {
-            "h5diff -q / `diff`": ("h5diff -q", "gradclip diff", "≥ 20"),
-            "h5py + numpy / `diff`": ("h5py + numpy", "gradclip diff", "≥ 5"),
-        }, options.rounds, out, codes=(0, 1))
+        bench.measure(f"diff: 2 x {size_of(a) / 1e9:.2f} GB of float32, {RANKS} ranks, {what}, page cache warm", {
+            "gradclip diff": Command([*ours, "--quiet"]),
+            "cat of both to /dev/null": cat(a, b),
+            "h5diff -q": Command(["sh", "-c", f"cd '{a}' && {h5diff}"]),
+            "h5py + numpy": Command(peer),
+        }, [
+            Ratio("h5diff -q / `diff`", "h5diff -q", "gradclip diff", "≥ 20"),
+            Ratio("h5diff -q / `cat` of both", "h5diff -q", "cat of both to /dev/null"),
+            Ratio("`diff` / `cat` of both", "gradclip diff", "cat of both to /dev/null"),
+            Ratio("h5py + numpy / `diff`", "h5py + numpy", "gradclip diff", "≥ 5"),
+        ], codes=(0, 1))
 
 
-def run_merge(options, directory, out):
-    dump = synthesize(options, directory / "a", 1)
-    measure(f"merge: {size_of(dump) / 1e9:.2f} GB of float32, {RANKS} ranks", {
+def run_merge(options, bench, directory, out):
+    dump = synthesize(options, directory / "a", 1, matrices(options))
+    bench.measure(f"merge: {size_of(dump) / 1e9:.2f} GB of float32, {RANKS} ranks, page cache warm", {
         **copies(dump, out),
-        "gradclip merge": [options.gradclip, "merge", dump, "-o", out, "--quiet"],
-    }, {
-        "`merge` / `cp -r`": ("gradclip merge", "cp -r", "≤ 1.5"),
-        "`merge` / `cp -r` and sync": ("gradclip merge", "cp -r and sync of the copy", ""),
-    }, options.rounds, out)
+        "gradclip merge": Command([options.gradclip, "merge", dump, "-o", out, "--quiet"]),
+    }, [
+        Ratio("`merge` / `cp -r`", "gradclip merge", "cp -r", "≤ 1.5"),
+        Ratio("`merge` / `cp -r` and sync", "gradclip merge", "cp -r and sync of the copy"),
+    ])
+
+
+def run_small(options, bench, directory, out):
+    """The same bytes in many parameters and in few."""
+    ranks, count = 8, options.parameters
+    many = synthesize(options, directory / "many", 3, model_of("many", count // 2, (ranks, 512), (ranks * 512,)), ranks)
+    elements = 512 * count // 20
+    few = synthesize(options, directory / "few", 3, model_of("few", 10, (ranks, elements), (ranks * elements,)), ranks)
+    packed = directory / "packed"
+    if not packed.exists():
+        subprocess.run([sys.executable, __file__, "pack", many, packed], check=True)
+    commands = {}
+    for name, dump in (("few", few), ("many", many), ("many, packed", packed)):
+        commands[f"norms, {name}"] = Command([options.gradclip, "norms", dump, "--quiet"])
+        commands[f"clip, {name}"] = Command([options.gradclip, "clip", dump, "-o", out, "--quiet"])
+    what = f"small parameters: {size_of(few) / 1e9:.2f} GB on {ranks} ranks in {count:,} parameters, and in 20"
+    bench.measure(what, commands, [
+        Ratio(f"`{command}`: {name} / few", f"{command}, {name}", f"{command}, few", "≤ 2")
+        for command in ("norms", "clip") for name in ("many", "many, packed")])
+
+
+def run_processes(options, bench, directory, out):
+    dump = synthesize(options, directory / "a", 1, matrices(options))
+    mpirun = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    norms = [options.gradclip, "norms", dump, "--quiet", "--threads"]
+    bench.measure(f"processes: norms of {size_of(dump) / 1e9:.2f} GB, page cache warm", {
+        "1 process x 2 threads": Command([*norms, "2"]),
+        "2 processes x 1 thread": Command([*mpirun, *norms, "1"]),
+        "inspect on 2 processes: the launch alone": Command([*mpirun, options.gradclip, "inspect", dump, "--quiet"]),
+    }, [Ratio("1 x 2 / 2 x 1", "1 process x 2 threads", "2 processes x 1 thread", "≥ 0.9")])
+
+
+def run_start(options, bench, directory, out):
+    dump = synthesize(options, directory / "tiny", 4, model_of("tiny", 2, (64, 64), (64,)))
+    bench.measure("start-up: a dump of 4 parameters", {
+        "gradclip inspect": Command([options.gradclip, "inspect", dump, "--quiet"]),
+        "h5dump -H": Command(["h5dump", "-H", dump / "rank_00000.h5"]),
+    }, [Ratio("`inspect` / `h5dump -H`", "gradclip inspect", "h5dump -H", "≤ 3")])
+
+
+PARTS = {"clip": run_clip, "diff": run_diff, "merge": run_merge, "small": run_small, "processes": run_processes,
+         "start": run_start}
 
 
 def run(options):
     directory = pathlib.Path(options.directory or tempfile.mkdtemp(prefix="gradclip_bench_")).absolute()
     directory.mkdir(exist_ok=True)
     options.gradclip = os.path.abspath(options.gradclip)
-    print(f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, "
-          f"load {os.getloadavg()[0]:.1f} at the start")
-    for part, measured in (("clip", run_clip), ("diff", run_diff), ("merge", run_merge)):
+    out = directory / "out"
+    bench = Bench(options.rounds, out)
+    for part, measured in PARTS.items():
         if part in options.parts:
-            measured(options, directory, directory / "out")
+            measured(options, bench, directory, out)
+            if options.json:
+                bench.write(options.json)
     if options.kernels and "kernels" in options.parts:
         subprocess.run([options.kernels, *options.kernel_arguments.split()], check=True)
     if not options.directory:
@@ -287,6 +337,9 @@ def main():
     diff = commands.add_parser("diff")
     diff.add_argument("directory")
     diff.add_argument("other")
+    pack = commands.add_parser("pack")
+    pack.add_argument("directory", type=pathlib.Path)
+    pack.add_argument("out", type=pathlib.Path)
     everything = commands.add_parser("run")
     everything.add_argument("--gradclip", required=True)
     everything.add_argument("--kernels")
@@ -294,18 +347,22 @@ def main():
     everything.add_argument("--directory", help="keep the dumps here and use them again")
     everything.add_argument("--gigabytes", type=float, default=4.0, help="of each dump")
     everything.add_argument("--rounds", type=int, default=5)
-    everything.add_argument("--parts", default="clip,diff,merge,kernels", type=lambda text: text.split(","))
+    everything.add_argument("--parts", default=",".join([*PARTS, "kernels"]), type=lambda text: text.split(","))
+    everything.add_argument("--parameters", type=int, default=20_000, help="small ones, for the part of that name")
+    everything.add_argument("--json", help="where every measured number goes, too")
     everything.add_argument("--quick", action="store_true", help="0.1 GB, one round, no kernels: does it run at all")
     options = parser.parse_args()
     if options.command == "dump":
         make_dump(options.directory, options.gigabytes)
     elif options.command == "clip":
         clip_with_torch(options.directory, options.out)
+    elif options.command == "pack":
+        make_packed(options.directory, options.out)
     elif options.command == "diff":
         diff_with_numpy(options.directory, options.other)
     else:
         if options.quick:
-            options.gigabytes, options.rounds = 0.1, 1
+            options.gigabytes, options.rounds, options.parameters = 0.1, 1, 200
             options.parts = [part for part in options.parts if part != "kernels"]
         run(options)
 

@@ -13,12 +13,12 @@
 #include "gradclip/base/element.hpp"
 #include "gradclip/base/worker_pool.hpp"
 #include "gradclip/dump/checksum.hpp"
-#include "gradclip/dump/posix_file.hpp"
+#include "gradclip/dump/output_file.hpp"
 
 namespace gradclip {
 namespace {
 
-constexpr std::size_t kHashedAtOnce = std::size_t{1} << 20;
+constexpr std::size_t kHashedAtOnce = std::size_t{256} << 10;
 
 /// What a person should hear of some of a tensor's elements. Trivially copyable: it travels.
 struct Oddities {
@@ -66,7 +66,7 @@ class Merger {
     if (first) offsets_ = output_.create(tensors_);
     run_.comm.broadcast(bytes_of(std::span<std::uint64_t>(offsets_)), 0);
     try {
-      file_ = PosixFile::open_for_writing(output_.file(), false);
+      file_.emplace(PosixFile::open_for_writing(output_.file(), false));
       std::vector<std::size_t> written;
       for (std::size_t i = 0; i < tensors_.size(); ++i) {
         if (tensors_[i].written()) written.push_back(i);
@@ -77,8 +77,9 @@ class Merger {
       if (!suspects.empty()) {
         static_cast<void>(write_blocks({suspects.begin(), suspects.end()}, /*all_copies=*/true));
       }
-      file_.sync();
-      file_.close();
+      // The others read what this one wrote. Alone, there is more to do while the device is at work.
+      if (run_.comm.size() > 1) file_->sync();
+      file_.reset();
     } catch (const Error&) {
       rethrow_unless_given_up(output_.file());
     }
@@ -175,7 +176,6 @@ class Merger {
         of_tensor.none += odd[index].none;
         of_tensor.overflow += odd[index].overflow;
       }
-      start_write_back(round, mine);
       if (all_copies) copies_.collect(round);
     });
     const std::vector<std::uint64_t> suspects = gather_values(run_.comm, std::span<const std::uint64_t>(my_suspects));
@@ -187,7 +187,7 @@ class Merger {
   }
 
   Oddities write_block(const Block& block, const std::vector<ComparedPiece>& pieces, bool all_copies,
-                       Workspace& workspace) const {
+                       Workspace& workspace) {
     const MergedTensor& tensor = tensors_[block.pair];
     const BlockValues& values = workspace.values;
     workspace.assembly.assemble(side_of(block, pieces, tensor.dtype == tensor.tensor.dtype),
@@ -199,27 +199,12 @@ class Merger {
       odd.overflow = round_values(values, block.elements, tensor.dtype, workspace.rounded);
       from = workspace.rounded.data();
     }
-    file_.write(offset_of(block), from, block.elements * size_of(tensor.dtype));
+    file_->write(offset_of(block), from, block.elements * size_of(tensor.dtype));
     return odd;
   }
 
   [[nodiscard]] std::uint64_t offset_of(const Block& block) const {
     return offsets_[block.pair] + block.begin * size_of(tensors_[block.pair].dtype);
-  }
-
-  /// So that syncing at the end is short: each run of neighbours among this process's blocks at once.
-  void start_write_back(std::span<const Block> round, const std::vector<std::size_t>& mine) const {
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-    for (const std::size_t i : mine) {
-      const std::uint64_t offset = offset_of(round[i]);
-      if (offset != end) {
-        if (end != begin) file_.start_write_back(begin, end - begin);
-        begin = offset;
-      }
-      end = offset + round[i].elements * size_of(tensors_[round[i].pair].dtype);
-    }
-    if (end != begin) file_.start_write_back(begin, end - begin);
   }
 
   /// Of each tensor's bytes as they are in the file, 0 for those that are not written: each process reads a part of it.
@@ -269,7 +254,7 @@ class Merger {
   std::vector<ComparedPair> pairs_;  // one for each tensor
   CopyComparison copies_;
   std::vector<std::uint64_t> offsets_;
-  PosixFile file_;
+  std::optional<OutputFile> file_;
   std::vector<Oddities> odd_;  // by tensor
 };
 

@@ -118,7 +118,6 @@ class MergedSafetensors final : public MergedOutput {
     const PosixFile made = PosixFile::open_for_writing(file(), true);
     made.allocate(0, layout.bytes);
     made.write(0, layout.head.data(), layout.head.size());
-    made.sync();
     std::vector<std::uint64_t> offsets;
     auto next = layout.offsets.begin();
     for (const MergedTensor& tensor : tensors) offsets.push_back(tensor.written() ? *next++ : 0);
@@ -130,7 +129,10 @@ class MergedSafetensors final : public MergedOutput {
     return output_.made();
   }
   [[nodiscard]] bool takes_checksums() const noexcept override { return false; }
-  void finish(const std::vector<MergedTensor>&, std::span<const std::uint64_t>) override { output_.publish(); }
+  void finish(const std::vector<MergedTensor>&, std::span<const std::uint64_t>) override {
+    PosixFile::open_for_writing(file(), false).sync();
+    output_.publish();
+  }
   void discard() noexcept override { output_.discard(); }
 
  private:

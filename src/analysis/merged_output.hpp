@@ -28,8 +28,8 @@ class MergedOutput {
   /// Whether finish() is to have the XXH3-64 of each tensor's bytes.
   [[nodiscard]] virtual bool takes_checksums() const noexcept = 0;
 
-  /// Gives the output its name. The process that created it calls it, once everything is written and synced.
-  /// Errors: as PartialOutput::publish.
+  /// Syncs and gives the output its name. The process that created it calls it, once everything is written, and synced
+  /// by the other processes. Errors: as PartialOutput::publish.
   virtual void finish(const std::vector<MergedTensor>& tensors, std::span<const std::uint64_t> checksums) = 0;
 
   /// Removes what was written, in whichever process ends the run. Nothrow.

@@ -56,7 +56,7 @@ std::optional<std::uint64_t> parse_checksum(std::string_view text) noexcept {
 }
 
 FileChecksum checksum_of_file(const std::filesystem::path& path) {
-  constexpr std::size_t kBlock = std::size_t{1} << 20;
+  constexpr std::size_t kBlock = std::size_t{256} << 10;
   const PosixFile file = PosixFile::open_for_reading(path);
   std::vector<std::byte> block(kBlock);
   Checksum checksum;

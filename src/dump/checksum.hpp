@@ -36,7 +36,7 @@ class Checksum {
 /// The inverse: 1 to 16 hexadecimal digits of either case and nothing else.
 [[nodiscard]] std::optional<std::uint64_t> parse_checksum(std::string_view text) noexcept;
 
-/// Reads a whole file in blocks of 1 MiB.
+/// Reads a whole file in blocks that stay in the cache.
 /// Errors: Error(resources) naming the file.
 struct FileChecksum {
   std::uint64_t bytes;

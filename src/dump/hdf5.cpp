@@ -327,10 +327,11 @@ std::uint64_t user_block_size(const Handle& file, const std::string& where) {
 
 LinkKind link_kind(const Handle& location, const std::string& name, const std::string& where) {
   const auto lock = lock_library();
-  if (checked(H5Lexists(location.id(), name.c_str(), H5P_DEFAULT), where, "look for it") == 0) return LinkKind::none;
   H5L_info_t info;
-  checked(H5Lget_info(location.id(), name.c_str(), &info, H5P_DEFAULT), where, "look at the link");
-  return kind_of(info.type);
+  if (H5Lget_info(location.id(), name.c_str(), &info, H5P_DEFAULT) >= 0) return kind_of(info.type);
+  H5Eclear2(H5E_DEFAULT);
+  if (checked(H5Lexists(location.id(), name.c_str(), H5P_DEFAULT), where, "look for it") == 0) return LinkKind::none;
+  fail(ExitCode::bad_input, where, "look at the link");
 }
 
 std::vector<std::string> link_names(const Handle& group, const std::string& where) {

@@ -242,8 +242,9 @@ Dataset create_labels(const Handle& location, const std::string& name, const std
 Handle reopen_dataset(const Handle& location, const std::string& name, std::uint64_t cache_bytes,
                       const std::string& where) {
   const auto lock = lock_library();
-  const Handle access = access_properties(cache_bytes, where);
-  return owned(H5Dopen2(location.id(), name.c_str(), access.id()), where, "open it", kWriting);
+  Handle access;  // making it costs as much as opening the dataset
+  if (cache_bytes != 0) access = access_properties(cache_bytes, where);
+  return owned(H5Dopen2(location.id(), name.c_str(), access ? access.id() : H5P_DEFAULT), where, "open it", kWriting);
 }
 
 void write_box(const Handle& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,

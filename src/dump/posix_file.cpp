@@ -17,6 +17,8 @@ namespace {
 
 /// Linux moves at most this many bytes in one call.
 constexpr std::size_t kMaxTransfer = 0x7ffff000;
+/// Most that is written in one call: of more, page caches are filled with larger pieces of memory than are at hand.
+constexpr std::size_t kMaxWritten = std::size_t{512} << 10;
 
 template <class Call>
 auto uninterrupted(Call&& call) {
@@ -154,7 +156,7 @@ void PosixFile::write(std::uint64_t offset, const void* from, std::size_t count)
   const auto* source = static_cast<const std::byte*>(from);
   while (count != 0) {
     const ssize_t put = uninterrupted(
-        [&] { return ::pwrite(descriptor_, source, std::min(count, kMaxTransfer), static_cast<off_t>(offset)); });
+        [&] { return ::pwrite(descriptor_, source, std::min(count, kMaxWritten), static_cast<off_t>(offset)); });
     if (put < 0) throw system_error(path_, "write", errno);
     offset += static_cast<std::uint64_t>(put);
     source += put;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <unordered_map>
@@ -15,14 +16,15 @@
 #include "gradclip/dump/boxes.hpp"
 #include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/dump_writer.hpp"
+#include "gradclip/dump/output_file.hpp"
 #include "gradclip/dump/rank_file_state.hpp"
 #include "gradclip/dump/read_back.hpp"
 
 namespace gradclip {
 namespace {
 
-constexpr std::uint64_t kWriteBackBytes = std::uint64_t{8} << 20;
-constexpr std::uint64_t kUnitBytes = std::uint64_t{64} << 20;  // most that waits for HDF5 in one rank file
+constexpr std::uint64_t kMostAllocatedGap = std::uint64_t{8} << 20;  // between datasets
+constexpr std::uint64_t kUnitBytes = std::uint64_t{64} << 20;        // most that waits for HDF5 in one rank file
 constexpr std::array<std::string_view, 1> kChecksumAttribute{"xxh3_64"};
 
 /// Where one parameter's elements go, and how far they have come.
@@ -63,7 +65,7 @@ struct RankFileWriter::State {
   const Manifest& manifest;
   hdf5::Handle hdf5_file;
   hdf5::Handle group;  // gradients or packed
-  PosixFile file;
+  std::optional<OutputFile> file;
   std::vector<std::pair<std::size_t, const StoredShard*>> shards;  // of the input, None left out
   std::vector<std::size_t> order;                                  // parameters as they lie in the file
   std::unordered_map<std::size_t, Target> targets;
@@ -72,9 +74,7 @@ struct RankFileWriter::State {
 
   std::mutex mutex;
   std::condition_variable turn;
-  std::exception_ptr cause;         // of cancellation; null: none
-  std::uint64_t written_begin = 0;  // bytes that write-back was not started for
-  std::uint64_t written_end = 0;
+  std::exception_ptr cause;  // of cancellation; null: none
 
   // Those written through HDF5, one after another.
   std::vector<std::size_t> filtered;  // parameters
@@ -99,7 +99,6 @@ struct RankFileWriter::State {
   template <class Condition>
   void wait_for_turn(Condition&& is_mine);
   void hash(Target& target, std::uint64_t count, const std::byte* from);
-  void note_written(std::uint64_t offset, std::uint64_t bytes);
   void write_checksums();
   [[nodiscard]] std::string where(const std::string& within) const { return path.string() + ", " + within; }
 };
@@ -114,7 +113,7 @@ void RankFileWriter::State::create() {
   }
   const std::lock_guard<std::mutex> guard(source.mutex);  // always before the library's lock
   hdf5_file = hdf5::create_file(path);
-  file = PosixFile::open_for_writing(path, false);
+  file.emplace(PosixFile::open_for_writing(path, false));
   copy_root();
   if (source.packed) {
     create_packed();
@@ -222,7 +221,7 @@ void RankFileWriter::State::copy_unknown_packed(const std::string& unknown, cons
   for (std::uint64_t at = 0; at < entry.elements * size; at += block.size()) {
     const std::size_t count = std::min<std::uint64_t>(block.size(), entry.elements * size - at);
     source.file.read(*dataset.offset + entry.offset * size + at, block.data(), count);
-    file.write(*made->second.offset + entry.offset * size + at, block.data(), count);
+    file->write(*made->second.offset + entry.offset * size + at, block.data(), count);
   }
 }
 
@@ -240,13 +239,13 @@ void RankFileWriter::State::allocate() const {
     const Target& target = targets.at(parameter);
     if (!target.file_offset || target.elements == 0) continue;
     const std::uint64_t bytes = target.elements * target.size;
-    if (*target.file_offset < end || *target.file_offset - end > kWriteBackBytes) {
-      file.allocate(begin, end - begin);
+    if (*target.file_offset < end || *target.file_offset - end > kMostAllocatedGap) {
+      file->allocate(begin, end - begin);
       begin = *target.file_offset;
     }
     end = *target.file_offset + bytes;
   }
-  file.allocate(begin, end - begin);
+  file->allocate(begin, end - begin);
 }
 
 // ---- writing
@@ -269,26 +268,9 @@ void RankFileWriter::State::hash(Target& target, std::uint64_t count, const std:
   }
 }
 
-void RankFileWriter::State::note_written(std::uint64_t offset, std::uint64_t bytes) {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (written_end == 0) written_begin = offset;
-    written_begin = std::min(written_begin, offset);
-    written_end = std::max(written_end, offset + bytes);
-    if (written_end - written_begin < kWriteBackBytes) return;
-    begin = std::exchange(written_begin, 0);
-    end = std::exchange(written_end, 0);
-  }
-  file.start_write_back(begin, end - begin);
-}
-
 void RankFileWriter::State::write_contiguous(Target& target, std::uint64_t first, std::uint64_t count,
                                              const std::byte* from) {
-  const std::uint64_t offset = *target.file_offset + first * target.size;
-  file.write(offset, from, count * target.size);
-  note_written(offset, count * target.size);
+  file->write(*target.file_offset + first * target.size, from, count * target.size);
   wait_for_turn([&] { return target.done == first; });
   hash(target, count, from);
   const std::lock_guard<std::mutex> lock(mutex);
@@ -414,7 +396,7 @@ FileRecord RankFileWriter::finish(bool read_back) {
     state.group.close(here);
     state.hdf5_file.close(here);
     const FileChecksum checksum = checksum_of_file(state.path);
-    state.file.sync();
+    state.file->sync();
     const FileRecord record{.bytes = checksum.bytes, .xxh3_64 = checksum.xxh3_64};
     if (read_back) require_written(record);
     state.finished = true;

@@ -410,5 +410,14 @@ def test_more_processes_than_ranks(tool, small):
         assert again["norm"] == first["norm"] and again["run"]["processes"] == np_
 
 
+def test_threads_follow_the_affinity_mask(tool, small):
+    """A process that its launcher bound to one core runs one thread, however many the machine has."""
+    mine = sorted(os.sched_getaffinity(0))
+    assert tool.norms(small)["run"]["threads"] == len(mine)
+    for cores in {1, max(1, len(mine) // 2)}:
+        bound = tool.norms(small, preexec_fn=lambda: os.sched_setaffinity(0, mine[:cores]))
+        assert bound["run"]["threads"] == cores, bound["run"]
+
+
 def test_environment_of_the_launch_is_clean():
     assert not [key for key in environment() if key.startswith(("GRADCLIP_", "PMI"))]
