@@ -1,46 +1,115 @@
 #include "gradclip/training/accumulate.hpp"
 
-#include <fmt/format.h>
+#include <stdlib.h>
 
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "commands.hpp"
+#include "gradclip/dump/partial_output.hpp"
+#include "gradclip/dump/posix_file.hpp"
 #include "gradclip/report/report.hpp"
 
 namespace gradclip {
+namespace {
 
-ExitCode run_accumulate(Session& session, const CommandLine& line) {
-  std::vector<std::unique_ptr<DumpReader>> dumps;
+/// Where a result is made that is only to be compared. Process 0 makes it, and removes it.
+class ScratchDirectory {
+ public:
+  explicit ScratchDirectory(Communicator& comm) : mine_(comm.process() == 0) {
+    std::string made;
+    if (mine_) {
+      made = (std::filesystem::temp_directory_path() / "gradclip-XXXXXX").string();
+      if (::mkdtemp(made.data()) == nullptr) throw system_error(made, "create", errno);
+    }
+    path_ = broadcast_string(comm, std::move(made), 0);
+  }
+  ~ScratchDirectory() {
+    std::error_code ignored;
+    if (mine_) std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  bool mine_;
+  std::filesystem::path path_;
+};
+
+MicrobatchDumps open_microbatches(const Session& session, const CommandLine& line) {
+  MicrobatchDumps dumps;
   dumps.push_back(std::make_unique<DumpReader>(line.dump));
   for (const std::filesystem::path& dump : line.more_dumps) dumps.push_back(std::make_unique<DumpReader>(dump));
   order_microbatches(dumps);
-  DumpWriter writer(*dumps[0], line.output, line.overwrite);
   for (const std::unique_ptr<DumpReader>& dump : dumps) {
-    const DumpWriter checked(*dump, line.output, line.overwrite);  // OUT is none of the inputs
+    if (!line.output.empty()) require_apart(dump->directory(), line.output, line.overwrite);
     session.check_report_path(dump->directory(), line.output);
   }
+  return dumps;
+}
 
-  DiffRun run = session.run_over(*dumps[0], nullptr, "gradients are accumulated in host memory");
-  const auto progress = [&](std::uint64_t bytes) {
-    if (run.progress) run.progress(bytes / dumps.size());
-  };
-  const AccumulateResult result = accumulate_microbatches(dumps, session.comm(), *session.backend().backend,
-                                                          line.accumulate, session.threads(), writer, progress);
-  session.end_progress();
+ReportAccumulate accumulated_facts(const MicrobatchDumps& dumps, const AccumulateResult& result,
+                                   const std::filesystem::path& output) {
+  ReportAccumulate facts;
+  for (std::size_t k = 0; k < dumps.size(); ++k) {
+    facts.microbatches.push_back({*dumps[k]->manifest().microbatch, result.ends[k]});
+  }
+  facts.windows = result.windows();
+  facts.reduced = result.reduced;
+  facts.reduce_dtypes = result.reduce_dtypes;
+  facts.storage_dtypes = result.storage_dtypes;
+  if (!output.empty()) facts.output = output.string();
+  facts.bytes = result.bytes;
+  return facts;
+}
 
-  const auto type = [](const std::optional<DType>& dtype, const char* otherwise) {
-    return std::string(dtype ? name(*dtype) : otherwise);
-  };
-  session.publish(FactSheet{
-      "accumulate",
-      {{"accumulated",
-        {{"microbatches", grouped(result.microbatches)},
-         {"parameters", grouped(dumps[0]->manifest().parameters.size())},
-         {"reduced over ranks", grouped(result.reduced)},
-         {"reduce dtype", type(line.accumulate.reduce_dtype, "float32 (float64 for float64)")},
-         {"dtype", type(line.accumulate.storage_dtype, "the reduce dtype")}}},
-       {"output", {{"path", line.output.string()}, {"gradients", human_bytes(static_cast<double>(result.bytes))}}}}});
-  return ExitCode::done;
+/// The replay's result against what training had, by `diff`'s rule.
+Report checked(Session& session, const CommandLine& line, const DiffOptions& options,
+               const std::filesystem::path& result, DumpReader& training) {
+  DumpReader made(result);
+  DiffRun run = session.run_over(made, &training, "the replay's result is compared in host memory");
+  const DiffResult found = compare_dumps(run, options);
+  const std::filesystem::path shown = line.output.empty() ? std::filesystem::path("(accumulated)") : line.output;
+  return diff_report(shown, made.manifest(), training.directory(), training.manifest(), options.rule, found,
+                     session.facts(line.common.numerics));
+}
+
+}  // namespace
+
+ExitCode run_accumulate(Session& session, const CommandLine& line) {
+  const DiffOptions options = diff_options(line.diff);
+  const MicrobatchDumps dumps = open_microbatches(session, line);
+  std::optional<DumpReader> training;
+  if (line.checked) {
+    training.emplace(*line.checked);
+    if (!line.output.empty()) require_apart(*line.checked, line.output, line.overwrite);
+    session.check_report_path(*line.checked, line.output);
+  }
+  std::optional<ScratchDirectory> scratch;
+  if (line.output.empty()) scratch.emplace(session.comm());
+  const std::filesystem::path output = scratch ? scratch->path() / "accumulated" : line.output;
+  DumpWriter writer(*dumps[0], output, line.overwrite);
+
+  const AccumulateResult result = accumulate_microbatches(session.run_over(dumps), line.accumulate, writer);
+  Report report = accumulate_report(line.dump, dumps[0]->manifest(), accumulated_facts(dumps, result, line.output),
+                                    result.findings, session.facts(line.common.numerics));
+  bool differs = false;
+  if (training) {
+    Report diff = checked(session, line, options, output, *training);
+    differs = !diff.findings.empty();
+    report.run->seconds_total = diff.run->seconds_total;
+    add_check(report, std::move(diff));
+  }
+  session.publish(report, write_accumulated);
+  const bool refused = differs || (line.common.strict && !report.findings.empty());
+  return refused ? ExitCode::findings : ExitCode::done;
 }
 
 }  // namespace gradclip

@@ -80,15 +80,16 @@ struct CommandLine {
   std::filesystem::path output;                   ///< clip, merge, synth, accumulate, report
   CommonOptions common;
   ScaleOptions scale;
-  ClipOptions clip;              ///< numerics is common.numerics
-  TableOptions table;            ///< norms
-  std::vector<double> sweep;     ///< norms: max_norms; empty: no sweep
-  DiffLine diff;                 ///< diff, whose A is `dump`
-  CheckLine check;               ///< check
-  MergeLine merge;               ///< merge
-  LabelLine labels;              ///< tokens, clip, norms, check
-  AccumulateOptions accumulate;  ///< accumulate
-  SynthOptions synth;            ///< synth
+  ClipOptions clip;                              ///< numerics is common.numerics
+  TableOptions table;                            ///< norms
+  std::vector<double> sweep;                     ///< norms: max_norms; empty: no sweep
+  DiffLine diff;                                 ///< diff, whose A is `dump`
+  CheckLine check;                               ///< check
+  MergeLine merge;                               ///< merge
+  LabelLine labels;                              ///< tokens, clip, norms, check
+  AccumulateOptions accumulate;                  ///< accumulate
+  std::optional<std::filesystem::path> checked;  ///< accumulate --check: compared by `diff`'s rule
+  SynthOptions synth;                            ///< synth
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
@@ -105,21 +106,5 @@ struct CommandLine {
 
 /// "2.1.2"
 [[nodiscard]] std::string cli11_version();
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Values
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// A number in decimal ("1e-3"), hexadecimal ("0x1.8p+1"), or "inf", "-inf", "nan". Empty for anything else, including
-/// numbers beyond float64's range such as 1e400 and 1e-400.
-[[nodiscard]] std::optional<double> parse_number(std::string_view text) noexcept;
-/// A decimal integer in [low, high].
-[[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text, std::int64_t low,
-                                                        std::int64_t high) noexcept;
-/// Bytes: "4096", "1.5G" (powers of 1000: K M G T), "512Mi" (powers of 1024: Ki Mi Gi Ti), an ending B allowed. At
-/// least 1.
-[[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text) noexcept;
-/// "1", "true", "yes", "on" and their opposites.
-[[nodiscard]] std::optional<bool> parse_boolean(std::string_view text) noexcept;
 
 }  // namespace gradclip

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "options.hpp"
+#include "option_values.hpp"
 
 namespace gradclip {
 namespace {

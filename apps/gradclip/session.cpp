@@ -185,12 +185,7 @@ Run Session::run_over(DumpReader& dump, int passes) {
   stream.memory_budget = memory_budget_;
   stream.offload = options_.offload;
   if (speaks()) {
-    const std::vector<double> bytes = bytes_by_rank(dump.manifest());
-    double mine = 0.0;
-    for (std::int32_t rank = plan.begin(comm_.process()); rank < plan.end(comm_.process()); ++rank) {
-      mine += bytes[static_cast<std::size_t>(rank)];
-    }
-    progress_.begin(mine * passes);
+    progress_.begin(bytes_of_process(dump.manifest()) * passes);
     stream.progress = [this](std::uint64_t finished) { progress_.add(finished); };
   }
   Backend& device = *backend().backend;
@@ -213,11 +208,7 @@ DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
   for (DumpReader* dump : {&a, b}) {
     if (dump == nullptr) continue;
     limit_open_files(*dump, memory_budget_ / 8);
-    const WorkPlan plan = plan_work(dump->manifest(), comm_.size());
-    const std::vector<double> bytes = bytes_by_rank(dump->manifest());
-    for (std::int32_t rank = plan.begin(comm_.process()); rank < plan.end(comm_.process()); ++rank) {
-      mine += bytes[static_cast<std::size_t>(rank)];
-    }
+    mine += bytes_of_process(dump->manifest());
   }
   DiffRun run{{&a, b}, comm(), threads_, memory_budget_, {}};
   if (speaks()) {
@@ -225,6 +216,32 @@ DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
     run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
   }
   return run;
+}
+
+AccumulateRun Session::run_over(const MicrobatchDumps& dumps) {
+  Backend& device = *backend().backend;
+  const bool on_device = device.describe().working_space == MemorySpace::device;
+  AccumulateRun run{dumps, comm(), device, threads_, (on_device ? device_memory_budget_ : memory_budget_) / 2, {}};
+  double mine = 0.0;
+  for (const std::unique_ptr<DumpReader>& dump : dumps) {
+    limit_open_files(*dump, memory_budget_ / 4 / dumps.size());
+    mine += bytes_of_process(dump->manifest());
+  }
+  if (speaks()) {
+    progress_.begin(mine);
+    run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
+  }
+  return run;
+}
+
+double Session::bytes_of_process(const Manifest& manifest) const {
+  const WorkPlan plan = plan_work(manifest, comm_.size());
+  const std::vector<double> bytes = bytes_by_rank(manifest);
+  double mine = 0.0;
+  for (std::int32_t rank = plan.begin(comm_.process()); rank < plan.end(comm_.process()); ++rank) {
+    mine += bytes[static_cast<std::size_t>(rank)];
+  }
+  return mine;
 }
 
 void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {

@@ -18,6 +18,7 @@
 #include "gradclip/norm/total_norm.hpp"
 #include "gradclip/report/report.hpp"
 #include "gradclip/report/text.hpp"
+#include "gradclip/training/accumulate.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -63,6 +64,9 @@ class Session {
   /// @param why  it is: a sentence
   [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader* b, const char* why);
 
+  /// For a replay of a step's microbatches, on the chosen device. Collective.
+  [[nodiscard]] AccumulateRun run_over(const MicrobatchDumps& dumps);
+
   /// Refuses a --report that cannot be written at the end, before the work begins.
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.
   void check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const;
@@ -87,6 +91,8 @@ class Session {
  private:
   /// An open rank file remembers the shards that were located in it: keeps them within `memory` bytes.
   static void limit_open_files(DumpReader& dump, std::uint64_t memory);
+  /// Of the gradients that this process's recorded ranks hold.
+  [[nodiscard]] double bytes_of_process(const Manifest& manifest) const;
   void write_report_file(const std::function<void(std::ostream&)>& write) const;
   void write_stdout(const std::function<void(std::ostream&)>& write) const;
 

@@ -37,8 +37,8 @@ std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, Traini
                  .expected = std::move(expected),
                  .advice = "give the number itself: --num-label-tokens N"});
   };
-  if (manifest.microbatch && manifest.microbatch->second != 1) {
-    refuse(fmt::format("those of microbatch {} of {}", manifest.microbatch->first, manifest.microbatch->second),
+  if (manifest.microbatch && manifest.microbatch->count != 1) {
+    refuse(fmt::format("those of microbatch {} of {}", manifest.microbatch->index, manifest.microbatch->count),
            "those of the whole step");
   }
   LabelTokens counted = count_label_tokens(run.dump, run.comm, run.plan,

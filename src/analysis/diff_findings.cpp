@@ -58,7 +58,7 @@ void add_known_of(std::vector<KnownNumber>& known, const Manifest& manifest, con
               fmt::format("the expert replication factor of {}", side));
   }
   if (manifest.microbatch) {
-    add_known(known, number(manifest.microbatch->second), fmt::format("the number of microbatches of {}", side));
+    add_known(known, number(manifest.microbatch->count), fmt::format("the number of microbatches of {}", side));
   }
   add_known(known, manifest.world_size, fmt::format("the number of ranks of {}", side));
   for (const DeviceMesh& mesh : manifest.meshes) {

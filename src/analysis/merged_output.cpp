@@ -146,7 +146,7 @@ class MergedSafetensors final : public MergedOutput {
     if (manifest.step) members.emplace_back("step", fmt::to_string(*manifest.step));
     if (manifest.microbatch) {
       members.emplace_back("microbatch",
-                           fmt::format("{} of {}", manifest.microbatch->first, manifest.microbatch->second));
+                           fmt::format("{} of {}", manifest.microbatch->index, manifest.microbatch->count));
     }
     if (!manifest.producer.empty()) members.emplace_back("producer", manifest.producer);
     std::string none;

@@ -10,6 +10,7 @@
 #include "gradclip/clip/recorded.hpp"
 #include "gradclip/clip/second_pass.hpp"
 #include "gradclip/norm/shard_sums.hpp"
+#include "gradclip/writing/joint_dump.hpp"
 
 namespace gradclip {
 namespace {
@@ -151,24 +152,17 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
   decide(step, options, result);
   if (output == nullptr || result.refused) return;
   refuse_products(run.dump.manifest(), step, result);
-  const bool first = run.comm.process() == 0;
-  try {
-    if (first) output->prepare();
-    run.comm.barrier();
+  const auto write_mine = [&] {
     const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
-    const SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
+    SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
     result.total_after = written.total;
-    if (first) {
-      output->finish({.state = GradientState::after_clip,
-                      .files = written.files,
-                      .clip_record = clip_record(step, options, result)});
-    }
-    run.comm.barrier();
-  } catch (...) {
-    // The process that fails may be the last one alive: it removes what all of them have written.
-    output->discard();
-    throw;
-  }
+    return std::move(written.files);
+  };
+  write_jointly(
+      run.comm, *output, run.dump.manifest(), write_mine, [&](const std::map<std::string, FileRecord>& files) {
+        output->finish(
+            {.state = GradientState::after_clip, .files = files, .clip_record = clip_record(step, options, result)});
+      });
 }
 
 ClipResult scale_grads_and_clip_grad_norm(Run& run, const TrainingStep& step, const ClipOptions& options,

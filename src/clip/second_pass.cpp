@@ -17,14 +17,6 @@ constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kBatchFiles = 16;
 constexpr std::size_t kBatchTasks = 100'000;
 
-/// A finished rank file as it travels. Trivially copyable.
-struct RankRecord {
-  std::int32_t rank = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t xxh3_64 = 0;
-};
-
 /// Rank files that are written together.
 struct Batch {
   TaskList list;
@@ -67,9 +59,7 @@ class ClippedWriter {
     measure_substitutes(absences);
 
     SecondPass result;
-    for (const RankRecord& record : gather_values(run_.comm, std::span<const RankRecord>(records_))) {
-      result.files[manifest_.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
-    }
+    result.files = std::move(records_);
     result.total = measured_total(run_, request_.order, statistics_, factors_of_, absences);
     return result;
   }
@@ -139,10 +129,9 @@ class ClippedWriter {
     // A batch of all rank files has no next one to hide behind.
     const std::size_t threads = offloads(run_.stream) ? run_.stream.options().threads : 1;
     pending_ = std::async(std::launch::async, [threads, finished = std::move(batch)] {
-      std::vector<RankRecord> records(finished->files.size());
+      std::vector<WrittenRank> records(finished->files.size());
       parallel_for(records.size(), threads, [&](std::size_t i, std::size_t) {
-        const FileRecord record = finished->files[i]->finish();
-        records[i] = {finished->ranks[i], 0, record.bytes, record.xxh3_64.value_or(0)};
+        records[i] = {finished->ranks[i], finished->files[i]->finish()};
       });
       return records;
     });
@@ -150,7 +139,7 @@ class ClippedWriter {
 
   void collect_finished() {
     if (!pending_.valid()) return;
-    const std::vector<RankRecord> records = pending_.get();
+    const std::vector<WrittenRank> records = pending_.get();
     records_.insert(records_.end(), records.begin(), records.end());
   }
 
@@ -163,8 +152,8 @@ class ClippedWriter {
   std::vector<bool> counted_;
   std::vector<RankStatistics> statistics_;
   std::vector<NoneShard> none_;
-  std::vector<RankRecord> records_;
-  std::future<std::vector<RankRecord>> pending_;
+  std::vector<WrittenRank> records_;
+  std::future<std::vector<WrittenRank>> pending_;
 };
 
 }  // namespace

@@ -1,20 +1,20 @@
 #pragma once
 // The second pass: every element scaled and clipped, written, and measured as written.
 
-#include <map>
-#include <string>
+#include <vector>
 
 #include "gradclip/dump/dump_writer.hpp"
 #include "gradclip/norm/total_norm.hpp"
+#include "gradclip/writing/joint_dump.hpp"
 
 namespace gradclip {
 
 struct SecondPass {
-  std::map<std::string, FileRecord> files;  ///< of all rank files, on every process
-  double total = 0.0;                       ///< the exact p-norm of what was written
+  std::vector<WrittenRank> files;  ///< that this process wrote
+  double total = 0.0;              ///< the exact p-norm of what all wrote
 };
 
-/// Writes all rank files of `output`, which is prepared. Collective; every process gets the same result.
+/// Writes this process's rank files of `output`, which is prepared. Collective; every process gets the same total.
 /// @param expert  by parameter
 [[nodiscard]] SecondPass write_clipped(Run& run, DumpWriter& output, const FactorsOf& factors_of,
                                        const std::vector<bool>& expert, NormOrder order);

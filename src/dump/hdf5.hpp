@@ -141,7 +141,10 @@ struct StoredChunk {
 /// never filled, without object times. @return with handle, shape and offset filled in.
 [[nodiscard]] Dataset create_gradient(const Handle& location, const std::string& name, DType dtype,
                                       const std::vector<std::int64_t>& shape, const std::string& where);
-/// A dataset that one of the two made, opened again for writing.
+/// A contiguous dataset as the format stores labels: int64, likewise.
+[[nodiscard]] Dataset create_labels(const Handle& location, const std::string& name,
+                                    const std::vector<std::int64_t>& shape, const std::string& where);
+/// A dataset that one of them made, opened again for writing.
 [[nodiscard]] Handle reopen_dataset(const Handle& location, const std::string& name, std::uint64_t cache_bytes,
                                     const std::string& where);
 void write_box(const Handle& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,

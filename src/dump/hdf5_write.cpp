@@ -205,22 +205,38 @@ Dataset create_dataset_like(const Handle& location, const std::string& name, con
   return dataset;
 }
 
-Dataset create_gradient(const Handle& location, const std::string& name, DType dtype,
-                        const std::vector<std::int64_t>& shape, const std::string& where) {
-  const auto lock = lock_library();
+namespace {
+
+Dataset create_contiguous(const Handle& location, const std::string& name, hid_t type,
+                          const std::vector<std::int64_t>& shape, const std::string& where) {
   const std::vector<hsize_t> extents(shape.begin(), shape.end());
   const Handle space =
       owned(extents.empty() ? H5Screate(H5S_SCALAR)
                             : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
             where, "create it", kWriting);
   Dataset dataset;
-  dataset.handle = owned(H5Dcreate2(location.id(), name.c_str(), stored_type(dtype, where), space.id(), H5P_DEFAULT,
-                                    contiguous_properties(where), H5P_DEFAULT),
-                         where, "create it", kWriting);
+  dataset.handle = owned(
+      H5Dcreate2(location.id(), name.c_str(), type, space.id(), H5P_DEFAULT, contiguous_properties(where), H5P_DEFAULT),
+      where, "create it", kWriting);
   dataset.shape = shape;
   dataset.offset = data_offset(dataset.handle);
+  return dataset;
+}
+
+}  // namespace
+
+Dataset create_gradient(const Handle& location, const std::string& name, DType dtype,
+                        const std::vector<std::int64_t>& shape, const std::string& where) {
+  const auto lock = lock_library();
+  Dataset dataset = create_contiguous(location, name, stored_type(dtype, where), shape, where);
   write_text_attribute(dataset.handle, "dtype", std::string(gradclip::name(dtype)), where);
   return dataset;
+}
+
+Dataset create_labels(const Handle& location, const std::string& name, const std::vector<std::int64_t>& shape,
+                      const std::string& where) {
+  const auto lock = lock_library();
+  return create_contiguous(location, name, H5T_STD_I64LE, shape, where);
 }
 
 Handle reopen_dataset(const Handle& location, const std::string& name, std::uint64_t cache_bytes,

@@ -118,6 +118,25 @@ std::string_view name(GradientState state) noexcept {
   return "";
 }
 
+std::string_view name(Synchronisation sync) noexcept {
+  switch (sync) {
+    case Synchronisation::deferred:
+      return "deferred";
+    case Synchronisation::every:
+      return "every";
+    case Synchronisation::schedule:
+      return "schedule";
+  }
+  return "";
+}
+
+std::optional<Synchronisation> parse_synchronisation(std::string_view text) noexcept {
+  for (const auto sync : {Synchronisation::deferred, Synchronisation::every, Synchronisation::schedule}) {
+    if (text == name(sync)) return sync;
+  }
+  return std::nullopt;
+}
+
 bool ParameterEntry::has_partial() const noexcept {
   return std::any_of(layout().begin(), layout().end(),
                      [](const Placement& placement) { return placement.kind == Placement::Kind::partial; });

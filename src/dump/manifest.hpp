@@ -27,6 +27,33 @@ enum class Copies : std::uint8_t { undeclared, replicated, distinct };
 enum class GradientState : std::uint8_t { before_scale, before_clip, after_clip };
 [[nodiscard]] std::string_view name(GradientState state) noexcept;
 
+/// Where synchronisation windows end: at the step's last microbatch, at every one, at every pipeline schedule step's
+/// last.
+enum class Synchronisation : std::uint8_t { deferred, every, schedule };
+[[nodiscard]] std::string_view name(Synchronisation sync) noexcept;
+[[nodiscard]] std::optional<Synchronisation> parse_synchronisation(std::string_view text) noexcept;
+
+/// "microbatch": which of a step's microbatches the gradients are of, and the flags while its backward ran. A flag that
+/// was null or missing is empty.
+struct MicrobatchRecord {
+  std::int64_t index = 0;
+  std::int64_t count = 1;
+  std::optional<bool> first_microbatch;  ///< empty: unset, so that no FP8 weights were cached
+  std::optional<bool> optimizer_step;
+  std::optional<bool> synchronised;           ///< whether a reduction followed this backward
+  std::optional<std::int64_t> schedule_step;  ///< of pipeline parallelism, >= 0
+};
+
+/// "accumulation": how the recorded step accumulates. None of the types is float8.
+struct AccumulationRecord {
+  std::optional<Synchronisation> sync;
+  std::optional<DType> compute_dtype;
+  std::optional<DType> reduce_dtype;
+  std::optional<DType> storage_dtype;
+
+  [[nodiscard]] bool operator==(const AccumulationRecord&) const = default;
+};
+
 /// One entry of "parameters".
 struct ParameterEntry {
   std::string name;
@@ -47,6 +74,8 @@ struct ParameterEntry {
   std::optional<bool> expert;
   std::optional<std::string> tied;
   std::map<std::int32_t, IndexRange> flat_ranges;
+  std::optional<DType> reduce_dtype;   ///< where it differs from "accumulation"; not float8
+  std::optional<DType> storage_dtype;  ///< likewise
 
   /// The placements of the recorded gradient.
   [[nodiscard]] const std::vector<Placement>& layout() const noexcept {
@@ -81,7 +110,8 @@ struct FileRecord {
 
 struct Manifest {
   std::optional<std::int64_t> step;
-  std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;  ///< index, count
+  std::optional<MicrobatchRecord> microbatch;
+  AccumulationRecord accumulation;
   GradientState state = GradientState::before_scale;
   std::int32_t world_size = 0;
   std::string rank_file_pattern;

@@ -83,6 +83,14 @@ void parse_flat_ranges(const JsonField& field, ParameterEntry& entry) {
 
 }  // namespace
 
+std::optional<DType> parse_sum_type(const JsonField& object, const char* key) {
+  const auto field = object.find(key);
+  if (!field) return std::nullopt;
+  const auto dtype = parse_dtype(field->string());
+  if (!dtype || size_of(*dtype) == 1) field->fail("float64, float32, float16 or bfloat16");
+  return dtype;
+}
+
 std::size_t mesh_index(const Manifest& manifest, const MeshIndices& indices, const std::string& key,
                        const JsonField& field) {
   const auto found = indices.find(key);
@@ -169,6 +177,8 @@ void ParameterParser::take_checked(std::size_t index, const nlohmann::json& valu
   if (const auto expert = field.find("expert")) entry.expert = expert->boolean();
   if (const auto tied = field.find("tied")) entry.tied = tied->name();
   if (const auto ranges = field.find("flat_ranges")) parse_flat_ranges(*ranges, entry);
+  entry.reduce_dtype = parse_sum_type(field, "reduce_dtype");
+  entry.storage_dtype = parse_sum_type(field, "storage_dtype");
   manifest_.parameters.push_back(std::move(entry));
   pending_.push_back(pending);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -24,6 +25,9 @@ using MeshIndices = std::unordered_map<std::string, std::size_t>;
 /// Errors: Error(bad_input) at `field`, with some names that would do.
 [[nodiscard]] std::size_t mesh_index(const Manifest& manifest, const MeshIndices& indices, const std::string& key,
                                      const JsonField& field);
+
+/// A type that gradients are added in, at the member `key`; empty if it is missing or null. Errors: Error(bad_input).
+[[nodiscard]] std::optional<DType> parse_sum_type(const JsonField& object, const char* key);
 
 /// What another room refuses, with the place in the document before it.
 template <class Function>

@@ -93,12 +93,38 @@ class ManifestParser {
     manifest_.world_size = static_cast<std::int32_t>(root.at("world_size").integer(1, kMaxWorldSize));
     manifest_.rank_file_pattern = checked_pattern(root.at("rank_file"));
     if (const auto step = root.find("step")) manifest_.step = step->integer(-kAnyInteger, kAnyInteger);
-    if (const auto microbatch = root.find("microbatch")) {
-      const std::int64_t count = microbatch->at("count").integer(1, kAnyInteger);
-      manifest_.microbatch = {microbatch->at("index").integer(0, count - 1), count};
-    }
+    if (const auto microbatch = root.find("microbatch")) manifest_.microbatch = parse_microbatch(*microbatch);
+    if (const auto accumulation = root.find("accumulation")) manifest_.accumulation = parse_accumulation(*accumulation);
     if (const auto state = root.find("state")) manifest_.state = parse_state(*state);
     if (const auto producer = root.find("producer")) manifest_.producer = describe_producer(*producer);
+  }
+
+  static MicrobatchRecord parse_microbatch(const JsonField& field) {
+    MicrobatchRecord microbatch;
+    const auto flag = [&](const char* key) {
+      const auto found = field.find(key);
+      return found ? std::optional(found->boolean()) : std::nullopt;
+    };
+    microbatch.count = field.at("count").integer(1, kAnyInteger);
+    microbatch.index = field.at("index").integer(0, microbatch.count - 1);
+    microbatch.first_microbatch = flag("first_microbatch");
+    microbatch.optimizer_step = flag("optimizer_step");
+    microbatch.synchronised = flag("synchronised");
+    if (const auto step = field.find("schedule_step")) microbatch.schedule_step = step->integer(0, kAnyInteger);
+    return microbatch;
+  }
+
+  static AccumulationRecord parse_accumulation(const JsonField& field) {
+    AccumulationRecord accumulation;
+    static_cast<void>(field.object());
+    if (const auto sync = field.find("sync")) {
+      accumulation.sync = parse_synchronisation(sync->string());
+      if (!accumulation.sync) sync->fail("\"deferred\", \"every\" or \"schedule\"");
+    }
+    accumulation.compute_dtype = parse_sum_type(field, "compute_dtype");
+    accumulation.reduce_dtype = parse_sum_type(field, "reduce_dtype");
+    accumulation.storage_dtype = parse_sum_type(field, "storage_dtype");
+    return accumulation;
   }
 
   static std::string checked_pattern(const JsonField& field) {

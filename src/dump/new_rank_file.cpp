@@ -1,6 +1,9 @@
 #include "gradclip/dump/new_rank_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "gradclip/base/error.hpp"
@@ -16,6 +19,16 @@ struct NewRankFile::State {
   hdf5::Handle group;
   std::vector<std::string> links;
   std::vector<std::uint64_t> offsets;
+  std::vector<std::uint64_t> label_offsets;
+  std::uint64_t begin = 0, end = 0;  // of all data in the file; end 0: none yet
+
+  /// @return where it begins
+  std::uint64_t place(const std::optional<std::uint64_t>& offset, std::uint64_t bytes) {
+    if (!offset) return 0;
+    begin = end == 0 ? *offset : std::min(begin, *offset);
+    end = std::max(end, *offset + bytes);
+    return *offset;
+  }
 
   [[nodiscard]] std::string where(const std::string& link) const {
     return path.string() + ", /gradients/" + printable(link);
@@ -23,7 +36,8 @@ struct NewRankFile::State {
 };
 
 NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head,
-                         const std::vector<NewGradient>& gradients, const std::vector<std::string>& none)
+                         const std::vector<NewGradient>& gradients, const std::vector<std::string>& none,
+                         const std::vector<StoredLabels>& labels)
     : state_(std::make_unique<State>()) {
   State& state = *state_;
   state.path = std::move(path);
@@ -36,8 +50,6 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
   hdf5::write_integer_attribute(state.file, "world_size", head.world_size, here);
   if (head.step) hdf5::write_integer_attribute(state.file, "step", *head.step, here);
   state.group = hdf5::create_group(state.file, "gradients", here + ", /gradients");
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
   for (const NewGradient& gradient : gradients) {
     const std::string where = state.where(gradient.dataset);
     const hdf5::Dataset made =
@@ -45,13 +57,20 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
     if (gradient.scale_inv) hdf5::write_float_attribute(made.handle, "scale_inv", *gradient.scale_inv, where);
     hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, where);
     state.links.push_back(gradient.dataset);
-    state.offsets.push_back(made.offset.value_or(0));
-    if (!made.offset) continue;
-    begin = begin == 0 ? *made.offset : std::min(begin, *made.offset);
-    end = std::max(end, *made.offset + made.elements() * size_of(gradient.dtype));
+    state.offsets.push_back(state.place(made.offset, made.elements() * size_of(gradient.dtype)));
   }
   if (!none.empty()) hdf5::create_texts(state.file, "none", none, here + ", /none");
-  if (end > begin) PosixFile::open_for_writing(state.path, false).allocate(begin, end - begin);
+  if (!labels.empty()) {
+    const hdf5::Handle group = hdf5::create_group(state.file, "labels", here + ", /labels");
+    for (std::size_t k = 0; k < labels.size(); ++k) {
+      const hdf5::Dataset made = hdf5::create_labels(group, std::to_string(k), {labels[k].batch, labels[k].sequence},
+                                                     fmt::format("{}, /labels/{}", here, k));
+      state.label_offsets.push_back(state.place(made.offset, labels[k].elements() * sizeof(std::int64_t)));
+    }
+  }
+  if (state.end > state.begin) {
+    PosixFile::open_for_writing(state.path, false).allocate(state.begin, state.end - state.begin);
+  }
 }
 
 NewRankFile::~NewRankFile() = default;
@@ -60,6 +79,10 @@ NewRankFile& NewRankFile::operator=(NewRankFile&&) noexcept = default;
 
 const std::vector<std::uint64_t>& NewRankFile::offsets() const noexcept {
   return state_->offsets;
+}
+
+const std::vector<std::uint64_t>& NewRankFile::label_offsets() const noexcept {
+  return state_->label_offsets;
 }
 
 FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums) {

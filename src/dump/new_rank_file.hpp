@@ -11,6 +11,7 @@
 
 #include "gradclip/base/dtype.hpp"
 #include "gradclip/dump/manifest.hpp"
+#include "gradclip/dump/rank_file.hpp"
 
 namespace gradclip {
 
@@ -33,16 +34,19 @@ class NewRankFile {
  public:
   /// Creates the file with all datasets in the plain layout, contiguous, allocated and unfilled, the oldest format, no
   /// times: the same arguments give the same bytes.
-  /// @param none  recorded names of gradients that are None
+  /// @param none    recorded names of gradients that are None
+  /// @param labels  by local microbatch
   /// Errors: Error(resources); no space is noticed here.
   NewRankFile(std::filesystem::path path, const NewRankFileHead& head, const std::vector<NewGradient>& gradients,
-              const std::vector<std::string>& none);
+              const std::vector<std::string>& none, const std::vector<StoredLabels>& labels = {});
   ~NewRankFile();
   NewRankFile(NewRankFile&&) noexcept;
   NewRankFile& operator=(NewRankFile&&) noexcept;
 
   /// Where each gradient's first byte lies in the file; whoever writes opens it once more (PosixFile).
   [[nodiscard]] const std::vector<std::uint64_t>& offsets() const noexcept;
+  /// The same of each microbatch's labels.
+  [[nodiscard]] const std::vector<std::uint64_t>& label_offsets() const noexcept;
 
   /// Adds the checksums, closes, syncs. @param checksums  XXH3-64 of each gradient's bytes
   /// @return size and XXH3-64 of the whole file as it is on disk. Errors: Error(resources).

@@ -161,16 +161,20 @@ void remove_replaced(const fs::path& old) {
 
 }  // namespace
 
+void require_apart(const fs::path& input, const fs::path& output, bool overwrite) {
+  std::error_code error;
+  const fs::path source = fs::canonical(input, error);
+  if (error) throw system_error(input, "find", error.value());
+  const fs::path target = resolved(output);
+  refuse_overlap(target, source, target);
+  refuse_overlap(target, source, stand_in(target, ".partial"));
+  if (overwrite) refuse_overlap(target, source, stand_in(target, ".replaced"));
+}
+
 PartialOutput::PartialOutput(const fs::path& input, fs::path output, bool overwrite, OutputKind kind)
     : kind_(kind), output_(resolved(output)), partial_(stand_in(output_, ".partial")), overwrite_(overwrite) {
+  if (!input.empty()) require_apart(input, output_, overwrite_);
   std::error_code error;
-  if (!input.empty()) {
-    const fs::path source = fs::canonical(input, error);
-    if (error) throw system_error(input, "find", error.value());
-    refuse_overlap(output_, source, output_);
-    refuse_overlap(output_, source, partial_);
-    if (overwrite_) refuse_overlap(output_, source, stand_in(output_, ".replaced"));
-  }
   if (fs::exists(fs::symlink_status(output_, error))) {
     if (!overwrite_) refuse(output, "exists", "choose another name, or give --overwrite to replace it");
     refuse_foreign(output_, kind_);

@@ -12,6 +12,10 @@ enum class OutputKind : std::uint8_t {
   file,  ///< OUT is a safetensors file
 };
 
+/// Errors: Error(usage) if `output`, or a directory that stands in for it while it is written, is the input, lies
+/// inside it or contains it (after symlinks), or cannot be a name: PartialOutput's own check, for further inputs.
+void require_apart(const std::filesystem::path& input, const std::filesystem::path& output, bool overwrite);
+
 /// The output of one run. One process creates (prepare), every process makes files in it, the one that created it
 /// publishes.
 class PartialOutput {

@@ -192,7 +192,7 @@ struct ReportPlainTensor {
 struct ReportContents {
   std::string state;
   std::string producer;
-  std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;
+  std::optional<MicrobatchRecord> microbatch;
   TrainingRecord training;
   std::vector<ReportPlainTensor> plain_tensors;
   bool has_checksum = false;
@@ -318,7 +318,24 @@ struct ReportMerge {
 struct ReportTokens {
   LabelTokens counted;                   ///< its findings are the report's
   std::optional<std::int64_t> recorded;  ///< training.num_label_tokens
-  std::optional<std::pair<std::int64_t, std::int64_t>> microbatch;
+  std::optional<MicrobatchRecord> microbatch;
+};
+
+/// A microbatch of `accumulate`, in the step's order.
+struct ReportMicrobatch {
+  MicrobatchRecord record;
+  bool ends_window = false;  ///< whether a reduction follows it
+};
+
+/// What `accumulate` adds.
+struct ReportAccumulate {
+  std::vector<ReportMicrobatch> microbatches;
+  std::uint64_t windows = 0;
+  std::uint64_t reduced = 0;          ///< parameters, over ranks
+  std::vector<DType> reduce_dtypes;   ///< that were taken
+  std::vector<DType> storage_dtypes;  ///< of the gradients in the output
+  std::optional<std::string> output;  ///< empty: there is none
+  std::uint64_t bytes = 0;            ///< of gradients in it
 };
 
 struct Report {
@@ -334,6 +351,7 @@ struct Report {
   std::optional<ReportSweep> sweep;                ///< norms --sweep, which has nothing but this, run and findings
   std::optional<ReportMerge> merge;                ///< merge
   std::optional<ReportTokens> tokens;              ///< tokens
+  std::optional<ReportAccumulate> accumulate;      ///< accumulate; with --check there is a diff too
   std::optional<ReportScale> scale;
   std::optional<ReportNorm> norm;
   std::optional<ReportClip> clip;
@@ -402,6 +420,14 @@ struct CheckCounts {
 /// The report of `tokens`.
 [[nodiscard]] Report tokens_report(const std::filesystem::path& dump, const Manifest& manifest, LabelTokens counted,
                                    ReportRun run);
+
+/// The report of `accumulate`.
+/// @param dump  the first microbatch
+[[nodiscard]] Report accumulate_report(const std::filesystem::path& dump, const Manifest& manifest,
+                                       ReportAccumulate accumulated, std::vector<Finding> findings, ReportRun run);
+
+/// Adds what --check found: `diff` compares the result with what training had.
+void add_check(Report& report, Report diff);
 
 /// The dump and its size, from the manifest.
 [[nodiscard]] ReportDump report_dump(const std::filesystem::path& dump, const Manifest& manifest);

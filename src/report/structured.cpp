@@ -294,6 +294,7 @@ void write_json(const Report& report, std::ostream& out) {
   json.member("command", report.command);
   if (!report.sweep) write_dump(json, "dump", report.dump);
   if (report.command == "clip" || report.merge) json.member("output", report.output);
+  if (report.accumulate) write_accumulate(json, report);
   if (report.diff) write_dump(json, "other", report.diff->other);
   if (report.run) write_run(json, *report.run);
   if (report.contents) {
@@ -327,7 +328,7 @@ void write_json(const Report& report, std::ostream& out) {
     write_merge(json, *report.merge);
   } else if (report.tokens) {
     write_tokens(json, *report.tokens);
-  } else {
+  } else if (!report.accumulate) {
     if (report.view) write_view(json, *report.view);
     write_groupings(json, report);
     json.open_member("parameters", '[', Layout::lines);
@@ -384,6 +385,10 @@ void write_csv(const Report& report, std::ostream& out) {
   }
   if (report.tokens) {
     write_tokens_csv(*report.tokens, out);
+    return;
+  }
+  if (report.accumulate) {
+    write_accumulate_csv(*report.accumulate, out);
     return;
   }
   if (report.view) {

@@ -21,11 +21,11 @@ void write_dump(JsonWriter& json, std::string_view key, const ReportDump& dump) 
   json.close();
 }
 
-void write_microbatch(JsonWriter& json, const std::optional<std::pair<std::int64_t, std::int64_t>>& microbatch) {
+void write_microbatch(JsonWriter& json, const std::optional<MicrobatchRecord>& microbatch) {
   if (microbatch) {
     json.open_member("microbatch", '{', Layout::one_line);
-    json.member("index", microbatch->first);
-    json.member("count", microbatch->second);
+    json.member("index", microbatch->index);
+    json.member("count", microbatch->count);
     json.close();
   } else {
     json.member("microbatch", nullptr);

@@ -115,7 +115,7 @@ class JsonWriter {
 void write_dump(JsonWriter& json, std::string_view key, const ReportDump& dump);
 void write_run(JsonWriter& json, const ReportRun& run);
 /// Index and count of a dump that is one microbatch.
-void write_microbatch(JsonWriter& json, const std::optional<std::pair<std::int64_t, std::int64_t>>& microbatch);
+void write_microbatch(JsonWriter& json, const std::optional<MicrobatchRecord>& microbatch);
 void write_findings(JsonWriter& json, const std::vector<Finding>& findings, std::string_view key = "findings");
 
 /// `diff`: rule, parameters, first_difference; and its table.
@@ -140,6 +140,10 @@ void write_merge_csv(const ReportMerge& merge, std::ostream& out);
 /// `tokens`: labels, microbatches, ranks; and its table.
 void write_tokens(JsonWriter& json, const ReportTokens& tokens);
 void write_tokens_csv(const ReportTokens& tokens, std::ostream& out);
+
+/// `accumulate`: accumulated, output, microbatches; and its table.
+void write_accumulate(JsonWriter& json, const Report& report);
+void write_accumulate_csv(const ReportAccumulate& accumulated, std::ostream& out);
 
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);

@@ -478,8 +478,8 @@ void write_contents(const Report& report, const TextStyle& style, std::ostream& 
   line(out, style, "state", contents.state);
   if (contents.microbatch) {
     line(out, style, "microbatch",
-         fmt::format("{} of {}: gradients before they were synchronised", contents.microbatch->first,
-                     contents.microbatch->second));
+         fmt::format("{} of {}: gradients before they were synchronised", contents.microbatch->index,
+                     contents.microbatch->count));
   }
   line(out, style, "recorded by", contents.producer.empty() ? "unknown" : printable(contents.producer));
   line(out, style, "training", training_text(contents.training));

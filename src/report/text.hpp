@@ -53,6 +53,8 @@ void write_sweep(const Report& report, const TextStyle& style, std::ostream& out
 void write_merged(const Report& report, const TextStyle& style, std::ostream& out);
 /// The answer of `tokens`: label tokens in all and by rank, padding, findings, how it ran.
 void write_tokens(const Report& report, const TextStyle& style, std::ostream& out);
+/// `accumulate`.
+void write_accumulated(const Report& report, const TextStyle& style, std::ostream& out);
 
 void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& out);
 

@@ -33,9 +33,9 @@ void write_microbatches(const ReportTokens& tokens, const TextStyle& style, std:
   if (counts.size() > kMostRows) each += ", ...";
   if (!each.empty()) each += counts.size() == 1 ? " label tokens" : " label tokens in each";
   line(out, style, "microbatches", grouped(counts.size()), each);
-  if (tokens.microbatch && tokens.microbatch->second != 1) {
+  if (tokens.microbatch && tokens.microbatch->count != 1) {
     line(out, style, "",
-         fmt::format("of microbatch {} of {} alone", tokens.microbatch->first, tokens.microbatch->second), {},
+         fmt::format("of microbatch {} of {} alone", tokens.microbatch->index, tokens.microbatch->count), {},
          Ink::warning);
   }
 }

@@ -21,6 +21,7 @@
 #include "gradclip/norm/shard_sums.hpp"
 #include "gradclip/stream/work_plan.hpp"
 #include "gradclip/synth/synthetic_values.hpp"
+#include "gradclip/writing/joint_dump.hpp"
 
 namespace gradclip {
 namespace {
@@ -118,21 +119,13 @@ std::string describe(const PlacedFault& fault, const Manifest& manifest) {
                      fault.rank ? fmt::format(" on rank {}", *fault.rank) : "");
 }
 
-/// A finished rank file as it travels. Trivially copyable.
-struct RankRecord {
-  std::int32_t rank = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t xxh3_64 = 0;
-};
-
 class SyntheticWriter {
  public:
   SyntheticWriter(const Manifest& manifest, const SynthOptions& options, const std::optional<PlacedFault>& fault,
                   std::size_t threads)
       : manifest_(manifest), options_(options), fault_(fault), threads_(threads), buffers_(threads) {}
 
-  RankRecord write(std::int32_t rank, const std::filesystem::path& directory) {
+  WrittenRank write(std::int32_t rank, const std::filesystem::path& directory) {
     std::vector<std::size_t> held;
     std::vector<ShardLayout> layouts;
     std::vector<NewGradient> gradients;
@@ -150,8 +143,7 @@ class SyntheticWriter {
     parallel_for(held.size(), threads_, [&](std::size_t i, std::size_t worker) {
       checksums[i] = write_shard(held[i], rank, layouts[i], file, made.offsets()[i], buffers_[worker]);
     });
-    const FileRecord record = made.finish(checksums);
-    return {rank, 0, record.bytes, record.xxh3_64.value_or(0)};
+    return {rank, made.finish(checksums)};
   }
 
  private:
@@ -310,34 +302,21 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
     fault = FaultPlacer(manifest, options).place();
     result.injected = describe(*fault, manifest);
   }
-  const bool first = comm.process() == 0;
-  try {
-    if (first) {
-      require_space(output, result.bytes + static_cast<std::uint64_t>(manifest.world_size) * kOverheadBytes);
-      writer.prepare();
-    }
-    comm.barrier();
+  if (comm.process() == 0) {
+    require_space(output, result.bytes + static_cast<std::uint64_t>(manifest.world_size) * kOverheadBytes);
+  }
+  const auto write_mine = [&] {
     const WorkPlan plan = plan_work(manifest, comm.size());
     SyntheticWriter ranks(manifest, options, fault, threads);
-    std::vector<RankRecord> records;
-    try {
-      for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
-        records.push_back(ranks.write(rank, writer.writing_directory()));
-      }
-    } catch (const Error&) {
-      rethrow_unless_given_up(writer.writing_directory());
+    std::vector<WrittenRank> written;
+    for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
+      written.push_back(ranks.write(rank, writer.writing_directory()));
     }
-    std::map<std::string, FileRecord> files;
-    for (const RankRecord& record : gather_values(comm, std::span<const RankRecord>(records))) {
-      files[manifest.rank_file_name(record.rank)] = {record.bytes, record.xxh3_64};
-    }
-    if (first) writer.finish_with(manifest_of(options, result, files));
-    comm.barrier();
-  } catch (...) {
-    // The process that fails may be the last one alive: it removes what all of them have written.
-    writer.discard();
-    throw;
-  }
+    return written;
+  };
+  write_jointly(comm, writer, manifest, write_mine, [&](const std::map<std::string, FileRecord>& files) {
+    writer.finish_with(manifest_of(options, result, files));
+  });
   return result;
 }
 

@@ -1,15 +1,15 @@
 #include "gradclip/training/accumulate.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "gradclip/backend/reduction.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/base/worker_pool.hpp"
 #include "gradclip/dump/checksum.hpp"
@@ -17,208 +17,31 @@
 #include "gradclip/dump/new_rank_file.hpp"
 #include "gradclip/dump/posix_file.hpp"
 #include "gradclip/stream/work_plan.hpp"
-#include "gradclip/training/gradient_accumulator.hpp"
+#include "gradclip/training/slices.hpp"
+#include "gradclip/training/step_labels.hpp"
+#include "gradclip/training/window_replay.hpp"
+#include "gradclip/writing/joint_dump.hpp"
 
 namespace gradclip {
 namespace {
 
-constexpr std::uint64_t kMostHeld = std::uint64_t{1} << 22;  // elements of all addends that a thread holds at a time
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Which dumps belong together
-// ---------------------------------------------------------------------------------------------------------------------
-
-[[noreturn]] void refuse_dump(const DumpReader& dump, std::string found, std::string expected) {
-  throw Error(ExitCode::bad_input, {.where = "microbatch " + quoted(dump.directory().string()),
-                                    .found = std::move(found),
-                                    .expected = std::move(expected),
-                                    .advice = {}});
+/// The scale of a float8 gradient. Where weights are cached it may be recorded with the first microbatch alone, and
+/// later ones reuse it.
+float scale_inv_of(const MicrobatchDumps& dumps, std::size_t microbatch, std::int32_t rank, std::size_t parameter) {
+  for (std::size_t k = microbatch + 1; k-- > 0;) {
+    const std::shared_ptr<const RankFile> file = dumps[k]->rank_file(rank);
+    const StoredShard& shard = file->locate(parameter);
+    if (!shard.none && shard.scale_inv) return *shard.scale_inv;
+  }
+  return 1.0F;
 }
 
-bool same_mesh(const Manifest& a, const ParameterEntry& of_a, const Manifest& b, const ParameterEntry& of_b) {
-  if (of_a.mesh.has_value() != of_b.mesh.has_value()) return false;
-  if (!of_a.mesh) return of_a.ranks == of_b.ranks && of_a.copies == of_b.copies;
-  const DeviceMesh &x = a.meshes[*of_a.mesh], &y = b.meshes[*of_b.mesh];
-  return x.ranks() == y.ranks() && x.shape() == y.shape() && x.dim_names() == y.dim_names();
-}
-
-void require_same_parameters(const DumpReader& first, const DumpReader& other) {
-  const Manifest &a = first.manifest(), &b = other.manifest();
-  if (a.world_size != b.world_size) {
-    refuse_dump(other, fmt::format("{} ranks", b.world_size), fmt::format("{}, as in the first", a.world_size));
-  }
-  if (a.step != b.step) refuse_dump(other, "another step", "the first's");
-  if (a.state != b.state) refuse_dump(other, fmt::format("the state {}", name(b.state)), std::string(name(a.state)));
-  if (a.parameters.size() != b.parameters.size()) {
-    refuse_dump(other, fmt::format("{} parameters", b.parameters.size()),
-                fmt::format("{}, as in the first", a.parameters.size()));
-  }
-  for (std::size_t p = 0; p < a.parameters.size(); ++p) {
-    const ParameterEntry &x = a.parameters[p], &y = b.parameters[p];
-    if (x.name == y.name && x.dataset == y.dataset && x.shape == y.shape && x.dtype == y.dtype &&
-        x.placements == y.placements && x.layout() == y.layout() && x.flat_ranges == y.flat_ranges &&
-        same_mesh(a, x, b, y)) {
-      continue;
-    }
-    refuse_dump(other, fmt::format("as parameter {} {}", p, quoted(y.name)),
-                fmt::format("{} with the first's shape, type, mesh and placements", quoted(x.name)));
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// How a parameter's addends become its gradient
-// ---------------------------------------------------------------------------------------------------------------------
-
-struct MeshReduction {
-  PartialOperation operation = PartialOperation::avg;
-  std::size_t ranks = 1;
-};
-
-struct ParameterPlan {
-  ParameterEntry output;                  ///< as the output's manifest has it
-  std::vector<MeshReduction> reductions;  ///< by Partial dimension, in mesh order
-  std::vector<bool> varies;               ///< by mesh dimension: whether it is one of them
-
-  /// The ranks whose gradients make up this rank's, in coordinate order.
-  [[nodiscard]] std::vector<std::int32_t> addends(const Manifest& manifest, std::int32_t rank) const {
-    if (reductions.empty()) return {rank};
-    const DeviceMesh& mesh = manifest.meshes[*output.mesh];
-    return mesh.ranks_along(varies, mesh.coordinate(rank));
-  }
-};
-
-[[noreturn]] void refuse_parameter(const ParameterEntry& entry, std::string found, std::string expected) {
-  throw Error(ExitCode::bad_input, {.where = "manifest.json, parameter " + quoted(entry.name),
-                                    .found = std::move(found),
-                                    .expected = std::move(expected),
-                                    .advice = {}});
-}
-
-ParameterPlan plan_parameter(const Manifest& manifest, const ParameterEntry& entry, DType storage) {
-  ParameterPlan plan;
-  plan.output = entry;
-  plan.output.gradient_placements.reset();
-  plan.output.dtype = storage;
-  if (!entry.mesh) {
-    if (entry.ranks.size() > 1 && entry.copies != Copies::distinct) {
-      refuse_parameter(entry, fmt::format("a plain tensor on {} ranks", entry.ranks.size()),
-                       "one rank, \"distinct\" ones, or a mesh that tells which ranks are averaged");
-    }
-    return plan;
-  }
-  const DeviceMesh& mesh = manifest.meshes[*entry.mesh];
-  for (std::size_t d = 0; d < mesh.dimensions(); ++d) {
-    const Placement &recorded = entry.layout()[d], &kept = entry.placements[d];
-    plan.varies.push_back(recorded != kept);
-    if (recorded.kind == Placement::Kind::flat || kept.kind == Placement::Kind::flat) {
-      refuse_parameter(entry, "a flat shard", "shards of whole dimensions");
-    }
-    if (recorded == kept) continue;
-    const bool reducible = recorded.kind == Placement::Kind::partial &&
-                           (recorded.operation == PartialOperation::avg || recorded.operation == PartialOperation::sum);
-    if (!reducible) {
-      refuse_parameter(
-          entry, fmt::format("a gradient that is {} where the parameter is {}", to_string(recorded), to_string(kept)),
-          "Partial(avg) or Partial(sum), or the parameter's placement");
-    }
-    plan.reductions.push_back({recorded.operation, static_cast<std::size_t>(mesh.shape()[d])});
-  }
-  return plan;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Where an element of a rank's shard lies in another rank's gradient
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// @return position of the global index in the shard, and how many elements of the last dimension follow it there
-std::pair<std::uint64_t, std::uint64_t> find_in(const ShardLayout& layout, const std::vector<std::int64_t>& index,
-                                                const std::string& where) {
-  std::uint64_t position = 0, following = 1;
-  for (std::size_t d = 0; d < index.size(); ++d) {
-    std::int64_t before = 0, found = -1;
-    for (const IndexRange& range : layout.ranges()[d]) {
-      if (index[d] >= range.begin && index[d] < range.end) {
-        found = before + index[d] - range.begin;
-        following = static_cast<std::uint64_t>(range.end - index[d]);
-      }
-      before += range.size();
-    }
-    if (found < 0) {
-      throw Error(ExitCode::bad_input, {.where = where,
-                                        .found = "it does not hold what another rank keeps of the sum",
-                                        .expected = "a gradient of the parameter's slices",
-                                        .advice = {}});
-    }
-    position = position * static_cast<std::uint64_t>(before) + static_cast<std::uint64_t>(found);
-  }
-  return {position, following};
-}
-
-/// Reads elements [first, first + count) of the shard `kept` from a gradient that holds them in its own order.
-void read_slice(const RankFile& file, const StoredShard& shard, const ShardLayout& kept, std::uint64_t first,
-                std::uint64_t count, std::byte* to) {
-  const std::size_t size = size_of(shard.dtype);
-  if (shard.layout.ranges() == kept.ranges()) {
-    file.read(shard, first, count, to);
-    return;
-  }
-  std::vector<RankFile::Piece> pieces;
-  for (std::uint64_t i = 0; i < count;) {
-    const std::vector<std::int64_t> index = kept.global_index(first + i);
-    const std::string where = file.path().string() + ", " + printable(shard.dataset);
-    const auto [position, run] = find_in(shard.layout, index, where);
-    const std::uint64_t length = std::min({run, find_in(kept, index, where).second, count - i});
-    RankFile::Piece* last = pieces.empty() ? nullptr : &pieces.back();
-    if (last != nullptr && last->first + last->count == position) {
-      last->count += length;
-    } else {
-      pieces.push_back({&shard, position, length, to + i * size});
-    }
-    i += length;
-  }
-  file.read(pieces);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The windows
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// What one thread works with.
-struct Bench {
-  std::vector<GradientAccumulator> accumulators;  ///< one for each addend
-  std::vector<std::byte> read;
-  Buffer exact, rounded;
-};
-
-/// A finished rank file as it travels. Trivially copyable.
-struct WrittenRank {
-  std::int32_t rank = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t xxh3_64 = 0;
-  std::uint64_t gradients = 0;  ///< bytes of them
-};
-
-class Replay {
+class AccumulatedRanks {
  public:
-  Replay(const std::vector<std::unique_ptr<DumpReader>>& dumps, Backend& backend, const AccumulateOptions& options,
-         std::size_t threads, const std::function<void(std::uint64_t)>& progress)
-      : dumps_(dumps),
-        manifest_(dumps[0]->manifest()),
-        backend_(backend),
-        options_(options),
-        progress_(progress),
-        benches_(threads) {
-    for (const ParameterEntry& entry : manifest_.parameters) {
-      plans_.push_back(plan_parameter(manifest_, entry, options.storage_dtype.value_or(reduce_dtype(entry))));
-    }
-    for (Bench& bench : benches_) {
-      bench.exact = backend.allocate(kChunkElements * sizeof(double), MemorySpace::host);
-      bench.rounded = backend.allocate(kChunkElements * sizeof(double), MemorySpace::host);
-    }
+  AccumulatedRanks(const AccumulateRun& run, const std::vector<ReductionPlan>& plans, const std::vector<bool>& ends)
+      : run_(run), dumps_(run.dumps), manifest_(dumps_[0]->manifest()), plans_(plans), ends_(ends) {
+    for (std::size_t i = 0; i < run.threads; ++i) workers_.emplace_back(run.backend, run.memory / run.threads);
   }
-
-  [[nodiscard]] const std::vector<ParameterPlan>& plans() const noexcept { return plans_; }
 
   WrittenRank write(std::int32_t rank, const std::filesystem::path& directory) {
     std::vector<std::size_t> held;
@@ -231,31 +54,30 @@ class Replay {
         none.push_back(entry.recorded_name());
         continue;
       }
+      const ShardLayout layout = manifest_.layout(entry, rank);
       held.push_back(p);
-      gradients.push_back({entry.dataset, manifest_.layout(entry, rank).local_shape(), entry.dtype, std::nullopt});
+      gradients.push_back({entry.dataset, layout.local_shape(), entry.dtype, std::nullopt});
+      bytes_ += layout.elements() * size_of(entry.dtype);
     }
     const std::filesystem::path path = directory / manifest_.rank_file_name(rank);
-    NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, none);
+    const StepLabels labels(dumps_, rank);
+    if (labels.incomplete()) without_labels_.push_back(rank);
+    NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, none, labels.shapes());
     const PosixFile file = PosixFile::open_for_writing(path, false);
+    labels.write(file, made.label_offsets());
     std::vector<std::uint64_t> checksums(held.size());
-    WrittenRank written{rank, 0, 0, 0, 0};
-    for (const std::size_t p : held) {
-      written.gradients += manifest_.layout(plans_[p].output, rank).elements() * size_of(plans_[p].output.dtype);
-    }
-    parallel_for(held.size(), benches_.size(), [&](std::size_t i, std::size_t worker) {
-      checksums[i] = write_shard(held[i], rank, file, made.offsets()[i], benches_[worker]);
+    parallel_for(held.size(), workers_.size(), [&](std::size_t i, std::size_t worker) {
+      checksums[i] = write_shard(held[i], rank, file, made.offsets()[i], workers_[worker]);
     });
-    const FileRecord record = made.finish(checksums);
-    written.bytes = record.bytes;
-    written.xxh3_64 = record.xxh3_64.value_or(0);
-    return written;
+    return {rank, made.finish(checksums)};
   }
+
+  /// Of the gradients that were written.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Ranks that hold labels of some microbatches only.
+  [[nodiscard]] const std::vector<std::int32_t>& without_labels() const noexcept { return without_labels_; }
 
  private:
-  [[nodiscard]] DType reduce_dtype(const ParameterEntry& entry) const {
-    return options_.reduce_dtype.value_or(entry.dtype == DType::float64 ? DType::float64 : DType::float32);
-  }
-
   [[nodiscard]] bool is_none(std::size_t p, std::int32_t rank) {
     for (const std::int32_t addend : plans_[p].addends(manifest_, rank)) {
       for (const std::unique_ptr<DumpReader>& dump : dumps_) {
@@ -266,181 +88,131 @@ class Replay {
   }
 
   std::uint64_t write_shard(std::size_t p, std::int32_t rank, const PosixFile& file, std::uint64_t offset,
-                            Bench& bench) {
-    const ParameterPlan& plan = plans_[p];
+                            WindowReplay& worker) {
+    const ReductionPlan& plan = plans_[p];
     const ShardLayout kept = manifest_.layout(plan.output, rank);
     const std::vector<std::int32_t> addends = plan.addends(manifest_, rank);
-    const DType reduce = reduce_dtype(manifest_.parameters[p]), storage = plan.output.dtype;
-    bench.accumulators.clear();
-    for (std::size_t i = 0; i < addends.size(); ++i) bench.accumulators.emplace_back(backend_, reduce);
-    const std::uint64_t block = std::clamp<std::uint64_t>(kMostHeld / addends.size(), 256, kChunkElements);
+    const std::uint64_t block = worker.block_elements(plan, addends.size());
     Checksum checksum;
     for (std::uint64_t first = 0; first < kept.elements(); first += block) {
       const std::uint64_t count = std::min(block, kept.elements() - first);
-      for (std::size_t i = 0; i < addends.size(); ++i) {
-        accumulate(p, addends[i], kept, first, count, bench.accumulators[i], bench.read);
-      }
+      const auto read = [&](std::size_t addend, std::size_t microbatch, std::byte* to) {
+        return read_gradient(p, addends[addend], microbatch, kept, {first, count}, to);
+      };
       const std::span<const std::byte> stored =
-          reduced(plan, static_cast<std::uint32_t>(count), reduce, storage, bench);
+          worker.replay(plan, ends_, addends.size(), static_cast<std::uint32_t>(count), read);
       checksum.update(stored.data(), stored.size());
-      file.write(offset + first * size_of(storage), stored.data(), stored.size());
+      file.write(offset + first * size_of(plan.output.dtype), stored.data(), stored.size());
     }
     return checksum.digest();
   }
 
-  /// The training loop of one rank over these elements.
-  void accumulate(std::size_t p, std::int32_t rank, const ShardLayout& kept, std::uint64_t first, std::uint64_t count,
-                  GradientAccumulator& accumulator, std::vector<std::byte>& room) {
-    accumulator.prepare_for_grad_accumulation();
-    for (std::size_t k = 0; k < dumps_.size(); ++k) {
-      if (k + 1 == dumps_.size()) accumulator.prepare_for_final_backward();
-      const std::shared_ptr<const RankFile> file = dumps_[k]->rank_file(rank);
-      const StoredShard& shard = file->locate(p);
-      if (shard.none) {
-        accumulator.backward_without_gradient();
-      } else {
-        room.resize(count * size_of(shard.dtype));
-        read_slice(*file, shard, kept, first, count, room.data());
-        accumulator.backward({room.data(), static_cast<std::uint32_t>(count), shard.dtype, 0},
-                             shard.scale_inv.value_or(1.0F));
-        if (progress_) progress_(room.size());
-      }
-      if (k == 0) accumulator.prepare_after_first_microbatch();
-    }
+  std::optional<MicrobatchGradient> read_gradient(std::size_t p, std::int32_t rank, std::size_t microbatch,
+                                                  const ShardLayout& kept,
+                                                  std::pair<std::uint64_t, std::uint64_t> elements, std::byte* to) {
+    const std::shared_ptr<const RankFile> file = dumps_[microbatch]->rank_file(rank);
+    const StoredShard& shard = file->locate(p);
+    if (shard.none) return std::nullopt;
+    read_slice(*file, shard, kept, elements.first, elements.second, to);
+    if (run_.progress) run_.progress(elements.second * size_of(shard.dtype));
+    if (size_of(shard.dtype) != 1) return MicrobatchGradient{shard.dtype, 1.0F};
+    return MicrobatchGradient{shard.dtype, scale_inv_of(dumps_, microbatch, rank, p)};
   }
 
-  /// The accumulators' gradients reduced, the last dimension first, and rounded to the storage type.
-  std::span<const std::byte> reduced(const ParameterPlan& plan, std::uint32_t count, DType reduce, DType storage,
-                                     Bench& bench) {
-    std::vector<std::optional<Chunk>> left;
-    for (const GradientAccumulator& one : bench.accumulators) {
-      left.push_back(one.none() ? std::nullopt : std::optional(one.accumulated()));
-    }
-    for (auto step = plan.reductions.rbegin(); step != plan.reductions.rend(); ++step) {
-      if (step->ranks == 1) continue;
-      std::vector<std::optional<Chunk>> next;
-      for (std::size_t group = 0; group < left.size(); group += step->ranks) {
-        next.push_back(combined(std::span(left).subspan(group, step->ranks), *step, count, bench));
-      }
-      left = std::move(next);
-    }
-    const Chunk into{bench.rounded.data(), count, storage, 0};
-    GRADCLIP_CHECK(left.size() == 1 && left[0] && left[0]->dtype == reduce, "a reduction without a result");
-    assign(into, *left[0]);
-    return {into.data, count * size_of(storage)};
-  }
-
-  /// In the place of the first addend that there is, which nobody needs any more.
-  std::optional<Chunk> combined(std::span<const std::optional<Chunk>> group, const MeshReduction& step,
-                                std::uint32_t count, Bench& bench) {
-    const ScaleFactors unscaled;
-    std::vector<Chunk> chunks;
-    for (const std::optional<Chunk>& addend : group) {
-      if (addend) chunks.push_back(*addend);
-    }
-    if (chunks.empty()) return std::nullopt;
-    std::vector<ChunkTable> tables;
-    for (const Chunk& chunk : chunks) tables.push_back({{&chunk, 1}, {&unscaled, 1}});
-    backend_.combine(tables, step.operation, static_cast<double>(step.ranks),
-                     {bench.exact.data(), count * sizeof(double), MemorySpace::host});
-    assign(chunks[0], {bench.exact.data(), count, DType::float64, 0});
-    return chunks[0];
-  }
-
-  void assign(const Chunk& into, const Chunk& from) {
-    const ScaleFactors unscaled;
-    backend_.accumulate({&into, 1}, {{&from, 1}, {&unscaled, 1}}, AccumulateStep::assign);
-    backend_.wait(UnusedMemory::keep);
-  }
-
-  const std::vector<std::unique_ptr<DumpReader>>& dumps_;
+  const AccumulateRun& run_;
+  const MicrobatchDumps& dumps_;
   const Manifest& manifest_;
-  Backend& backend_;
-  const AccumulateOptions& options_;
-  const std::function<void(std::uint64_t)>& progress_;
-  std::vector<ParameterPlan> plans_;
-  std::vector<Bench> benches_;
+  const std::vector<ReductionPlan>& plans_;
+  const std::vector<bool>& ends_;
+  std::vector<WindowReplay> workers_;
+  std::uint64_t bytes_ = 0;
+  std::vector<std::int32_t> without_labels_;
 };
 
-std::string manifest_of(const DumpReader& first, const std::vector<ParameterPlan>& plans,
-                        const AccumulateOptions& options, std::size_t microbatches,
-                        const std::map<std::string, FileRecord>& files) {
-  const Manifest& manifest = first.manifest();
-  std::vector<std::string> entries;
-  for (const ParameterPlan& plan : plans) {
-    entries.push_back(parameter_text(plan.output, plan.output.mesh ? &manifest.meshes[*plan.output.mesh] : nullptr));
-  }
+std::string flag_text(const std::optional<bool>& flag) {
+  return flag ? fmt::format("{}", *flag) : "null";
+}
+
+/// What the output's manifest says of the replay.
+std::string record_text(const MicrobatchDumps& dumps, const AccumulateOptions& options,
+                        const AccumulateResult& result) {
   const auto type = [](const std::optional<DType>& dtype) {
     return dtype ? fmt::format("\"{}\"", name(*dtype)) : std::string("null");
   };
-  return edited_manifest(
-      first.directory(),
-      {{"microbatch", "null"},
-       {"parameters", parameters_text(entries)},
-       {"files", files_text(files)},
-       {"accumulate", fmt::format(R"({{"microbatches":{},"reduce_dtype":{},"dtype":{}}})", microbatches,
-                                  type(options.reduce_dtype), type(options.storage_dtype))}});
+  std::vector<std::string> flags;
+  for (std::size_t k = 0; k < dumps.size(); ++k) {
+    const MicrobatchRecord& record = *dumps[k]->manifest().microbatch;
+    flags.push_back(fmt::format(R"({{"first_microbatch":{},"optimizer_step":{},"ends_window":{}}})",
+                                flag_text(record.first_microbatch), flag_text(record.optimizer_step),
+                                static_cast<bool>(result.ends[k])));
+  }
+  return fmt::format(R"({{"microbatches":{},"windows":{},"reduce_dtype":{},"dtype":{},"flags":[{}]}})", dumps.size(),
+                     result.windows(), type(options.types.reduce), type(options.types.storage), fmt::join(flags, ","));
+}
+
+std::string manifest_of(const MicrobatchDumps& dumps, const std::vector<ReductionPlan>& plans,
+                        const AccumulateOptions& options, const AccumulateResult& result,
+                        const std::map<std::string, FileRecord>& files) {
+  const Manifest& manifest = dumps[0]->manifest();
+  std::vector<std::string> entries;
+  for (const ReductionPlan& plan : plans) {
+    entries.push_back(parameter_text(plan.output, plan.output.mesh ? &manifest.meshes[*plan.output.mesh] : nullptr));
+  }
+  return edited_manifest(dumps[0]->directory(), {{"microbatch", "null"},
+                                                 {"accumulation", ""},
+                                                 {"parameters", parameters_text(entries)},
+                                                 {"files", files_text(files)},
+                                                 {"accumulate", record_text(dumps, options, result)}});
+}
+
+void add_once(DType dtype, std::vector<DType>& types) {
+  if (std::find(types.begin(), types.end(), dtype) == types.end()) types.push_back(dtype);
+}
+
+void report_labels(std::vector<std::int32_t> ranks, std::vector<Finding>& findings) {
+  if (ranks.empty()) return;
+  findings.push_back({.kind = "labels-incomplete",
+                      .parameter = {},
+                      .ranks = std::move(ranks),
+                      .index = {},
+                      .value = {},
+                      .message = "labels of some microbatches only: the output has none of these ranks"});
 }
 
 }  // namespace
 
-void order_microbatches(std::vector<std::unique_ptr<DumpReader>>& dumps) {
-  std::vector<const DumpReader*> by_index(dumps.size(), nullptr);
-  for (const std::unique_ptr<DumpReader>& dump : dumps) {
-    const auto& microbatch = dump->manifest().microbatch;
-    if (!microbatch) refuse_dump(*dump, "no \"microbatch\" in its manifest", "the gradients of one microbatch");
-    if (microbatch->second != static_cast<std::int64_t>(dumps.size())) {
-      refuse_dump(*dump, fmt::format("microbatch {} of {}", microbatch->first, microbatch->second),
-                  fmt::format("one of the {} that are given: a window that does not end in a reduction is no gradient",
-                              dumps.size()));
-    }
-    const DumpReader*& place = by_index.at(static_cast<std::size_t>(microbatch->first));
-    if (place != nullptr) {
-      refuse_dump(*dump, fmt::format("microbatch {}, as {}", microbatch->first, quoted(place->directory().string())),
-                  "each microbatch once");
-    }
-    place = dump.get();
-    if (dump != dumps.front()) require_same_parameters(*dumps.front(), *dump);
-  }
-  std::sort(dumps.begin(), dumps.end(), [](const auto& a, const auto& b) {
-    return a->manifest().microbatch->first < b->manifest().microbatch->first;
-  });
+std::uint64_t AccumulateResult::windows() const noexcept {
+  return static_cast<std::uint64_t>(std::count(ends.begin(), ends.end(), true));
 }
 
-AccumulateResult accumulate_microbatches(const std::vector<std::unique_ptr<DumpReader>>& dumps, Communicator& comm,
-                                         Backend& backend, const AccumulateOptions& options, std::size_t threads,
-                                         DumpWriter& writer, const std::function<void(std::uint64_t)>& progress) {
-  GRADCLIP_CHECK(!dumps.empty() && backend.describe().working_space == MemorySpace::host, "no host memory to work in");
-  const Manifest& manifest = dumps[0]->manifest();
-  Replay replay(dumps, backend, options, threads, progress);
+AccumulateResult accumulate_microbatches(const AccumulateRun& run, const AccumulateOptions& options,
+                                         DumpWriter& writer) {
+  GRADCLIP_CHECK(!run.dumps.empty() && run.threads > 0, "nothing to work on, or with");
+  const Manifest& manifest = run.dumps[0]->manifest();
   AccumulateResult result;
-  result.microbatches = dumps.size();
-  for (const ParameterPlan& plan : replay.plans()) result.reduced += plan.reductions.empty() ? 0 : 1;
-  const bool first = comm.process() == 0;
-  try {
-    if (first) writer.prepare();
-    comm.barrier();
-    const WorkPlan plan = plan_work(manifest, comm.size());
-    std::vector<WrittenRank> mine;
-    try {
-      for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
-        mine.push_back(replay.write(rank, writer.writing_directory()));
-      }
-    } catch (const Error&) {
-      rethrow_unless_given_up(writer.writing_directory());
-    }
-    std::map<std::string, FileRecord> files;
-    for (const WrittenRank& written : gather_values(comm, std::span<const WrittenRank>(mine))) {
-      files[manifest.rank_file_name(written.rank)] = {written.bytes, written.xxh3_64};
-      result.bytes += written.gradients;
-    }
-    if (first) writer.finish_with(manifest_of(*dumps[0], replay.plans(), options, dumps.size(), files));
-    comm.barrier();
-  } catch (...) {
-    // The process that fails may be the last one alive: it removes what all of them have written.
-    writer.discard();
-    throw;
+  result.ends = synchronisation_windows(run.dumps, options.sync);
+  result.findings = flag_findings(run.dumps);
+  std::vector<ReductionPlan> plans;
+  for (const ParameterEntry& entry : manifest.parameters) {
+    plans.push_back(plan_reduction(manifest, entry, options.types));
+    result.reduced += plans.back().reduces() ? 1 : 0;
+    add_once(plans.back().reduce, result.reduce_dtypes);
+    add_once(plans.back().output.dtype, result.storage_dtypes);
   }
+  AccumulatedRanks ranks(run, plans, result.ends);
+  const auto write_mine = [&] {
+    const WorkPlan plan = plan_work(manifest, run.comm.size());
+    std::vector<WrittenRank> written;
+    for (std::int32_t rank = plan.begin(run.comm.process()); rank < plan.end(run.comm.process()); ++rank) {
+      written.push_back(ranks.write(rank, writer.writing_directory()));
+    }
+    return written;
+  };
+  write_jointly(run.comm, writer, manifest, write_mine, [&](const std::map<std::string, FileRecord>& files) {
+    writer.finish_with(manifest_of(run.dumps, plans, options, result, files));
+  });
+  report_labels(gather_values(run.comm, std::span<const std::int32_t>(ranks.without_labels())), result.findings);
+  for (const std::uint64_t bytes : gather_value(run.comm, ranks.bytes())) result.bytes += bytes;
   return result;
 }
 

@@ -5,10 +5,11 @@
 namespace gradclip {
 
 void GradientAccumulator::prepare_for_grad_accumulation() {
-  GRADCLIP_CHECK(state_ != State::accumulating, "the last window of microbatches never ended in a reduction");
+  GRADCLIP_CHECK(state_ == State::idle || state_ == State::finished,
+                 "the last window of microbatches never ended in a reduction");
   state_ = State::accumulating;
   first_microbatch_ = true;
-  optim_step_ = false;
+  optim_step_ = requires_sync_ = last_is_done_ = false;
   microbatches_ = 0;
   count_.reset();
 }
@@ -19,18 +20,29 @@ void GradientAccumulator::prepare_after_first_microbatch() {
 }
 
 void GradientAccumulator::prepare_for_final_backward() {
-  GRADCLIP_CHECK(state_ == State::accumulating && !optim_step_, "no window of microbatches that is to end");
-  optim_step_ = true;
+  GRADCLIP_CHECK((state_ == State::accumulating || state_ == State::synchronised) && !optim_step_,
+                 "no step that is to end");
+  optim_step_ = requires_sync_ = true;
 }
 
-void GradientAccumulator::begin_backward() const {
-  GRADCLIP_CHECK(state_ == State::accumulating, "a backward outside of a window of microbatches");
+void GradientAccumulator::set_requires_gradient_sync(bool requires_sync) {
+  GRADCLIP_CHECK((state_ == State::accumulating || state_ == State::synchronised) && !last_is_done_,
+                 "no backward that is to come");
+  requires_sync_ = requires_sync;
+}
+
+void GradientAccumulator::begin_backward() {
+  GRADCLIP_CHECK((state_ == State::accumulating || state_ == State::synchronised) && !last_is_done_,
+                 "a backward outside of a step");
   GRADCLIP_CHECK(microbatches_ == 0 || !first_microbatch_, "the second microbatch is called the first");
+  if (state_ == State::synchronised) count_.reset();
+  state_ = State::accumulating;
 }
 
 void GradientAccumulator::end_backward() noexcept {
   ++microbatches_;
-  if (optim_step_) state_ = State::synchronised;
+  last_is_done_ = optim_step_;
+  if (requires_sync_) state_ = last_is_done_ ? State::finished : State::synchronised;
 }
 
 void GradientAccumulator::backward(const Chunk& gradient, float scale_inv) {

@@ -8,8 +8,8 @@
 
 namespace gradclip {
 
-/// What a rank keeps of a gradient between backward passes under FSDP2 with deferred synchronisation: unsharded, in the
-/// reduce type. The first microbatch's gradient is widened to it, the next ones are added there.
+/// What a rank keeps of a gradient between backward passes under FSDP2: unsharded, in the reduce type, until a backward
+/// synchronises. The first gradient of such a window is converted to it, the next ones are added there.
 ///
 /// The loop that it replays, which is refused in any other order (Error(bug): a caller's mistake):
 ///
@@ -17,6 +17,7 @@ namespace gradclip {
 ///   for each microbatch:
 ///     if it is the last: prepare_for_final_backward();
 ///     backward(gradient), or backward_without_gradient();
+///     if synchronises(): reduce accumulated();
 ///     if it is the first: prepare_after_first_microbatch();
 class GradientAccumulator {
  public:
@@ -28,6 +29,9 @@ class GradientAccumulator {
   void prepare_after_first_microbatch();
   /// Reference: prepare_for_final_backward: the optimizer step; the next backward synchronises.
   void prepare_for_final_backward();
+  /// As FSDP2's method: whether the next backward ends in a reduction. The preparations set it for deferred
+  /// synchronisation; other windows set it before each backward, after them.
+  void set_requires_gradient_sync(bool requires_sync);
 
   /// @param gradient   in the backend's working space; as many elements in every microbatch of a window
   /// @param scale_inv  of float8
@@ -37,18 +41,25 @@ class GradientAccumulator {
 
   [[nodiscard]] bool is_first_microbatch() const noexcept { return first_microbatch_; }
   [[nodiscard]] bool is_optim_step() const noexcept { return optim_step_; }
-  /// Whether the last backward of the window is done, so that it is to be reduced.
-  [[nodiscard]] bool synchronises() const noexcept { return state_ == State::synchronised; }
-  [[nodiscard]] std::uint64_t microbatches() const noexcept { return microbatches_; }  ///< of this window so far
+  /// Whether the last backward ended a window, whose gradient is to be reduced.
+  [[nodiscard]] bool synchronises() const noexcept {
+    return state_ == State::synchronised || state_ == State::finished;
+  }
+  [[nodiscard]] std::uint64_t microbatches() const noexcept { return microbatches_; }  ///< of this step so far
   /// Whether every gradient of the window was None.
   [[nodiscard]] bool none() const noexcept { return !count_; }
-  /// The accumulated gradient in the reduce type. @pre synchronises(), not none()
+  /// The window's gradient in the reduce type, until the next backward. @pre synchronises(), not none()
   [[nodiscard]] Chunk accumulated() const;
 
  private:
-  enum class State : std::uint8_t { idle, accumulating, synchronised };
+  enum class State : std::uint8_t {
+    idle,          ///< outside of a step
+    accumulating,  ///< a window is open
+    synchronised,  ///< a window has ended, another may follow
+    finished,      ///< the step's last window has ended
+  };
 
-  void begin_backward() const;
+  void begin_backward();
   void end_backward() noexcept;
 
   Backend& backend_;
@@ -57,6 +68,8 @@ class GradientAccumulator {
   State state_ = State::idle;
   bool first_microbatch_ = false;
   bool optim_step_ = false;
+  bool requires_sync_ = false;
+  bool last_is_done_ = false;  ///< the optimizer step's backward
   std::uint64_t microbatches_ = 0;
   std::optional<std::uint32_t> count_;  ///< elements; empty: every gradient was None so far
 };

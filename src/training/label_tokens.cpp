@@ -283,7 +283,7 @@ void report_missing(const Manifest& manifest, const BatchAxes& axes, const std::
 /// The step's own number, where it is about the same microbatches.
 void report_recorded(const Manifest& manifest, LabelTokens& result) {
   const std::optional<std::int64_t> recorded = manifest.training.num_label_tokens;
-  const bool whole_step = !manifest.microbatch || manifest.microbatch->second == 1;
+  const bool whole_step = !manifest.microbatch || manifest.microbatch->count == 1;
   if (!recorded || !whole_step || !result.complete() ||
       *recorded == static_cast<std::int64_t>(result.total.label_tokens)) {
     return;

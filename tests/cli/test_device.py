@@ -66,6 +66,29 @@ def test_no_option_makes_a_difference_between_devices(tool, dump, arguments):
     assert without_run(report) == without_run(on_cpu)
 
 
+def test_microbatches_are_accumulated_on_the_device(tool):
+    """Two windows, the division around a float16 sum, several blocks: the CPU's bytes, with little memory too."""
+    paths = []
+    for k in range(2):
+        made = Dump(2)
+        made.more["microbatch"] = {"index": k, "count": 2}
+        made.mesh("dp", ["dp_shard"], [0, 1])
+        made.local("w", [500, 300], "dp", ["S(0)"], {rank: numbers(40 + 2 * k + rank, (500, 300)) for rank in range(2)},
+                   gradient_placements=["P(avg)"], reduce_dtype="float16", storage_dtype="float32")
+        paths.append(made.write(tool.fresh("microbatch")))
+
+    def accumulated(*arguments, **env):
+        out = tool.fresh("out")
+        result = run(1, "accumulate", *paths, "-o", out, "--sync", "every", "--format", "json", *arguments, env=env)
+        assert result.code == 0 and result.err == "", result
+        return result.json()["run"]["device"], tree(out)
+    log = tool.fresh("log")
+    device, files = accumulated(GRADCLIP_EMULATION_LOG=str(log))
+    assert device == "cuda" and int(log_of(log)[0]["kernel"]) > 0
+    assert accumulated(**CPU) == ("cpu", files)
+    assert accumulated("--device-memory-budget", "1M", "--threads", "3") == ("cuda", files)
+
+
 def test_p_that_is_no_product_agrees_to_the_last_digits(tool, dump):
     report, on_cpu = tool.norms(dump, "--norm-type", "2.5"), tool.norms(dump, "--norm-type", "2.5", env=CPU)
     assert close(report["norm"]["total"], number(on_cpu["norm"]["total"]), relative=1e-14)

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "gradclip/base/error.hpp"
+#include "option_values.hpp"
 #include "temporary_directory.hpp"
 #include "variables.hpp"
 

@@ -60,6 +60,35 @@ TEST_F(Accumulator, ANewWindowBeginsWithNothing) {
   EXPECT_EQ(accumulated(), (std::vector<float>{5, 6, 7}));
 }
 
+TEST_F(Accumulator, AWindowMayEndAtAnyMicrobatch) {
+  accumulator_.prepare_for_grad_accumulation();
+  accumulator_.set_requires_gradient_sync(true);
+  backward({1});
+  EXPECT_TRUE(accumulator_.synchronises());
+  EXPECT_EQ(accumulated(), (std::vector<float>{1}));
+  accumulator_.prepare_after_first_microbatch();
+  accumulator_.set_requires_gradient_sync(false);
+  backward({10});
+  EXPECT_FALSE(accumulator_.synchronises());
+  EXPECT_REFUSED(accumulator_.prepare_for_grad_accumulation());
+  accumulator_.prepare_for_final_backward();
+  backward({100});
+  EXPECT_TRUE(accumulator_.synchronises());
+  EXPECT_EQ(accumulated(), (std::vector<float>{110}));  // without the first window's
+  EXPECT_EQ(accumulator_.microbatches(), 3u);
+  EXPECT_REFUSED(accumulator_.set_requires_gradient_sync(true));
+}
+
+TEST_F(Accumulator, AStepWithoutAReductionAtItsEndIsRefused) {
+  accumulator_.prepare_for_grad_accumulation();
+  accumulator_.prepare_for_final_backward();
+  accumulator_.set_requires_gradient_sync(false);
+  backward({1});
+  EXPECT_REFUSED(backward({1}));
+  EXPECT_REFUSED(static_cast<void>(accumulator_.accumulated()));
+  EXPECT_REFUSED(accumulator_.prepare_for_grad_accumulation());
+}
+
 TEST_F(Accumulator, AddsInTheReduceType) {
   GradientAccumulator narrow(*backend_, DType::bfloat16);
   narrow.prepare_for_grad_accumulation();

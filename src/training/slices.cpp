@@ -1,0 +1,63 @@
+#include "gradclip/training/slices.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gradclip/base/error.hpp"
+
+namespace gradclip {
+namespace {
+
+/// @return position of the global index in the shard, and how many elements of the last dimension follow it there
+std::pair<std::uint64_t, std::uint64_t> find_in(const ShardLayout& layout, const std::vector<std::int64_t>& index,
+                                                const std::string& where) {
+  std::uint64_t position = 0, following = 1;
+  for (std::size_t d = 0; d < index.size(); ++d) {
+    std::int64_t before = 0, found = -1;
+    for (const IndexRange& range : layout.ranges()[d]) {
+      if (index[d] >= range.begin && index[d] < range.end) {
+        found = before + index[d] - range.begin;
+        following = static_cast<std::uint64_t>(range.end - index[d]);
+      }
+      before += range.size();
+    }
+    if (found < 0) {
+      throw Error(ExitCode::bad_input, {.where = where,
+                                        .found = "it does not hold what another rank keeps of the sum",
+                                        .expected = "a gradient of the parameter's slices",
+                                        .advice = {}});
+    }
+    position = position * static_cast<std::uint64_t>(before) + static_cast<std::uint64_t>(found);
+  }
+  return {position, following};
+}
+
+}  // namespace
+
+void read_slice(const RankFile& file, const StoredShard& shard, const ShardLayout& kept, std::uint64_t first,
+                std::uint64_t count, std::byte* to) {
+  const std::size_t size = size_of(shard.dtype);
+  if (shard.layout.ranges() == kept.ranges()) {
+    file.read(shard, first, count, to);
+    return;
+  }
+  std::vector<RankFile::Piece> pieces;
+  for (std::uint64_t i = 0; i < count;) {
+    const std::vector<std::int64_t> index = kept.global_index(first + i);
+    const std::string where = file.path().string() + ", " + printable(shard.dataset);
+    const auto [position, run] = find_in(shard.layout, index, where);
+    const std::uint64_t length = std::min({run, find_in(kept, index, where).second, count - i});
+    RankFile::Piece* last = pieces.empty() ? nullptr : &pieces.back();
+    if (last != nullptr && last->first + last->count == position) {
+      last->count += length;
+    } else {
+      pieces.push_back({&shard, position, length, to + i * size});
+    }
+    i += length;
+  }
+  file.read(pieces);
+}
+
+}  // namespace gradclip
