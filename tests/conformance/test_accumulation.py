@@ -26,7 +26,7 @@ EXACT = ["fsdp", "fsdp_bfloat16", "fsdp_every", "fsdp_every_bfloat16", "hsdp", "
 BOUNDED = ["fsdp_4", "sum_order", "moe"]
 IN_LONG = [f"{layout}{how}" for layout in ("hsdp", "fsdp_tp", "pipeline")
            for how in ("_every", "_bfloat16", "_every_bfloat16") if (layout, how) != ("pipeline", "_every")]
-CASES = EXACT + BOUNDED + (IN_LONG if LONG else [])
+CASES = EXACT + BOUNDED + ["failure"] + (IN_LONG if LONG else [])
 
 
 @pytest.fixture(scope="session")
@@ -202,6 +202,10 @@ def test_gradients_that_some_microbatches_do_not_have(loops):
     assert entries[0] == entries[1] == entries[2]
     assert entries[0]["rare.weight"]["gradient_placements"] == ["Partial(avg)"]
     assert shards(loop / "gradients")[1, "scale"][1].shape == (0,)
+
+
+def test_a_rank_that_cannot_write_leaves_no_manifest(loops):
+    assert logged(loops, "failure") == 2 and not list((loops / "failure").rglob("manifest.json"))
 
 
 def test_flags_labels_and_types(loops):
