@@ -107,7 +107,7 @@ def run(world, train):
     parser.add_argument("--every", action="store_true", help="reduce at every microbatch instead of at the last")
     options = parser.parse_args()
     mp.spawn(_process, (world, free_port(), train, options.out, {"every": options.every}), nprocs=world)
-    replay(options.out, "every" if options.every else "deferred", exact=world == 2)
+    replay(options.out, exact=world == 2)
 
 
 def _process(rank, world, port, train, folder, how):
@@ -124,15 +124,15 @@ def free_port():
         return free.getsockname()[1]
 
 
-def replay(folder, sync, exact):
+def replay(folder, exact):
     """The microbatches give the gradient that the step had, and that gives the norm that it logged."""
     program = os.environ.get("GRADCLIP_BIN") or shutil.which("gradclip") or \
         ROOT / "build" / "release" / "apps" / "gradclip" / "gradclip"
     # A collective of more than two ranks adds in an order of its own.
     tolerance = ("0", "0") if exact else ("1e-6", "1e-7")
     microbatches = sorted(folder.glob("microbatch_*"))
-    for line in (["accumulate", *microbatches, "-o", folder / "accumulated"],
-                 ["diff", folder / "accumulated", folder / "gradients", "--rtol", tolerance[0], "--atol", tolerance[1]],
+    for line in (["accumulate", *microbatches, "-o", folder / "accumulated", "--check", folder / "gradients",
+                  "--rtol", tolerance[0], "--atol", tolerance[1]],
                  ["clip", folder / "accumulated", "-o", folder / "clipped"]):
         print("\n$ gradclip", *line, flush=True)
         done = subprocess.run([program, *line], check=False)

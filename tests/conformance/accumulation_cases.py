@@ -27,7 +27,7 @@ def by_name(folder):
     import torch
     bfloat16 = {"compute": torch.bfloat16}
     cases = {
-        "corner": (2, corner), "sum_order": (4, sum_order), "fsdp_4": (4, fsdp.train),
+        "corner": (2, corner), "sum_order": (4, sum_order), "fsdp_4": (4, fsdp.train), "failure": (2, failure),
         "pipeline_plain": (2, lambda to: pipeline.train(to, shard=False)),
         "ddp": (2, ddp.train), "ddp_bfloat16": (2, lambda to: ddp.train(to, **bfloat16))}
     for name, ranks, train in (("fsdp", 2, fsdp.train), ("hsdp", 4, hsdp.train), ("fsdp_tp", 4, fsdp_tp.train),
@@ -94,6 +94,25 @@ def sum_order(folder):
     with record_microbatches(folder, model, step=1, device_mesh=mesh) as loop, loop.microbatch():
         model(torch.tensor([[1.0 if dist.get_rank() == 0 else 2.0**-24]])).sum().backward()
     return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+
+
+def failure(folder):
+    """Rank 1 cannot write; neither rank waits for the other, and both go on training."""
+    import gradclip_record
+    import torch
+    import torch.distributed as dist
+    from gradclip_microbatches import record_microbatches
+    from torch import nn
+    model, write = nn.Linear(2, 2), gradclip_record._write_gradient
+    gradclip_record._write_gradient = None if dist.get_rank() == 1 else write
+    with record_microbatches(folder, model, step=1) as loop, loop.microbatch():
+        model(torch.ones(1, 2)).sum().backward()
+    gradclip_record._write_gradient = write
+    assert loop.ok == (dist.get_rank() == 0)
+    loop.log(1.0)
+    ranks = torch.ones(1)
+    dist.all_reduce(ranks)
+    return ranks
 
 
 def tokens(to):

@@ -20,11 +20,13 @@ LONG = os.environ.get("GRADCLIP_LONG") == "1"
 WORLD = 4
 
 # Every mesh dimension has two ranks: bit for bit.
-EXACT = ["fsdp", "fsdp_bfloat16", "hsdp", "fsdp_tp", "pipeline", "pipeline_plain", "ddp", "ddp_bfloat16", "corner"]
+EXACT = ["fsdp", "fsdp_bfloat16", "fsdp_every", "fsdp_every_bfloat16", "hsdp", "fsdp_tp", "pipeline", "pipeline_every",
+         "pipeline_plain", "ddp", "ddp_bfloat16", "corner"]
 # Four ranks in one collective.
 BOUNDED = ["fsdp_4", "sum_order", "moe"]
-IN_LONG = ["hsdp_bfloat16", "fsdp_tp_bfloat16", "pipeline_bfloat16"]
-CASES = EXACT + BOUNDED + (IN_LONG + ["moe_bfloat16"] if LONG else [])
+IN_LONG = [f"{layout}{how}" for layout in ("hsdp", "fsdp_tp", "pipeline")
+           for how in ("_every", "_bfloat16", "_every_bfloat16") if (layout, how) != ("pipeline", "_every")]
+CASES = EXACT + BOUNDED + ["failure"] + (IN_LONG if LONG else [])
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +84,7 @@ def assert_norm(gradclip, loops, case, dump, tmp_path, tolerance=1e-6):
     assert abs(report["norm"]["total"] - expected) <= tolerance * expected
 
 
-@pytest.mark.parametrize("case", [case for case in EXACT if "bfloat16" not in case])
+@pytest.mark.parametrize("case", EXACT + (IN_LONG if LONG else []))
 def test_bits(case, loops, replayed, gradclip, tmp_path):
     out = replayed(case)
     mine, torchs = shards(out), shards(loops / case / "gradients")
@@ -93,6 +95,18 @@ def test_bits(case, loops, replayed, gradclip, tmp_path):
         assert mine[place][0] == dtype and mine[place][1].tobytes() == values.tobytes(), place
     # DistributedDataParallel's bfloat16 gradients have a bfloat16 norm.
     assert_norm(gradclip, loops, case, out, tmp_path, 2.0**-7 if case == "ddp_bfloat16" else 1e-6)
+
+
+@pytest.mark.parametrize("case, sync", [("fsdp_every", "every"), ("pipeline_every", "schedule"), ("fsdp", "deferred")])
+def test_windows_by_the_command_line(case, sync, loops, gradclip, tmp_path):
+    """The right word gives what training had, another one gives other roundings, which --check tells."""
+    for word in ("every", "schedule", "deferred"):
+        if word == "schedule" and not case.startswith("pipeline"):
+            continue  # without schedule steps it means every
+        line = [gradclip.program, "accumulate", *microbatches(loops / case), "--sync", word, "--check",
+                loops / case / "gradients", "--ulp", "0", "--quiet"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == (0 if word == sync else 1), (word, done.stdout, done.stderr)
 
 
 # What PyTorch does differently --------------------------------------------------------------------------------------
@@ -188,6 +202,10 @@ def test_gradients_that_some_microbatches_do_not_have(loops):
     assert entries[0] == entries[1] == entries[2]
     assert entries[0]["rare.weight"]["gradient_placements"] == ["Partial(avg)"]
     assert shards(loop / "gradients")[1, "scale"][1].shape == (0,)
+
+
+def test_a_rank_that_cannot_write_leaves_no_manifest(loops):
+    assert logged(loops, "failure") == 2 and not list((loops / "failure").rglob("manifest.json"))
 
 
 def test_flags_labels_and_types(loops):
