@@ -86,6 +86,8 @@ class Merger {
     run_.comm.barrier();
     std::vector<std::uint64_t> checksums;
     if (output_.takes_checksums()) checksums = written_checksums();
+    run_.dumps[0]->require_unchanged();
+    run_.comm.barrier();  // nobody publishes what another process knows to be mixed
     if (first) output_.finish(tensors_, checksums);
     run_.comm.barrier();
   }

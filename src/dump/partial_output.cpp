@@ -18,6 +18,7 @@
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/finished_files.hpp"
 #include "gradclip/dump/manifest.hpp"
+#include "gradclip/dump/marked_directory.hpp"
 #include "gradclip/dump/posix_file.hpp"
 #include "gradclip/dump/safetensors_file.hpp"
 
@@ -26,10 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Says in an unfinished output that it is one, so that only what gradclip made is ever removed; holds the identity of
-/// its run.
-constexpr const char* kMarker = ".gradclip-partial";
-constexpr std::uint64_t kMostIdentityBytes = 4096;
 constexpr int kMostAttempts = 100;  // to lock a directory that others are putting in place and removing
 
 [[noreturn]] void refuse(const fs::path& path, std::string found, std::string advice) {
@@ -131,81 +128,13 @@ void replace(const fs::path& output, const fs::path& made, const fs::path& aside
   }
 }
 
-bool has_marker(const fs::path& directory) {
-  std::error_code ignored;
-  return fs::exists(fs::symlink_status(directory / kMarker, ignored));
-}
-
-std::string marked_identity(const fs::path& directory) {
-  try {
-    const PosixFile file = PosixFile::open_for_reading(directory / kMarker);
-    std::string text(std::min(file.size(), kMostIdentityBytes), '\0');
-    file.read(0, text.data(), text.size());
-    return text;
-  } catch (const Error&) {
-    return {};
-  }
-}
-
-void write_new_file(const fs::path& path, const std::string& text) {
-  const PosixFile file = PosixFile::open_for_writing(path, true);
-  file.write(0, text.data(), text.size());
-  file.sync();
-}
-
-/// At no time is there something in the directory without a marker beside it.
-void mark(const fs::path& directory, const std::string& identity) {
-  if (!has_marker(directory)) return write_new_file(directory / kMarker, identity);
-  if (marked_identity(directory) == identity) return;
-  const fs::path fresh = stand_in(directory / kMarker, ".new");
-  std::error_code ignored;
-  fs::remove(fresh, ignored);
-  write_new_file(fresh, identity);
-  rename_or_throw(fresh, directory / kMarker);
-}
-
-/// Everything in it that `is_kept` does not keep; the marker stays.
-template <class Kept>
-void remove_entries(const fs::path& directory, std::error_code& error, Kept&& is_kept) {
-  std::vector<fs::path> paths;
-  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename() != kMarker && !is_kept(entry->path())) paths.push_back(entry->path());
-  }
-  for (const fs::path& path : paths) {
-    if (!error) fs::remove_all(path, error);
-  }
-}
-
-bool keeps_nothing(const fs::path&) {
-  return false;
-}
-
-/// The marker last, so that whoever is killed or fails here leaves what the next run dares to remove.
-void remove_marked(const fs::path& directory) {
-  std::error_code error;
-  for (int attempt = 0; attempt < 3; ++attempt) {  // another process of the run may be at it too
-    error.clear();
-    remove_entries(directory, error, keeps_nothing);
-    if (!error) break;
-  }
-  if (!error) fs::remove(directory / kMarker, error);
-  if (!error) fs::remove(directory, error);
-}
-
-/// Whether gradclip made it, or nobody put anything into it.
-bool is_ours(const fs::path& directory) {
-  std::error_code error;
-  return fs::is_directory(fs::symlink_status(directory, error)) &&
-         (has_marker(directory) || fs::is_empty(directory, error));
-}
-
 /// Removes what a run left behind; refuses what gradclip did not make.
 void empty_leftover(const fs::path& partial) {
-  if (!is_ours(partial)) {
+  if (!is_marked_or_empty(partial)) {
     refuse(partial, "exists, is not empty and was not made by gradclip", "remove it, or choose another output");
   }
   std::error_code error;
-  remove_entries(partial, error, keeps_nothing);
+  empty_marked(partial, error);
   if (error) throw output_error(partial, "remove an unfinished output", error.value());
 }
 
@@ -312,10 +241,10 @@ void PartialOutput::prepare(const std::string& identity) {
       keep_finished(*this);
     } else {
       if (!fresh) empty_leftover(partial_);
-      mark(partial_, identity);
+      mark_directory(partial_, identity);
       if (kind_ == OutputKind::dump && ::mkdir(made().c_str(), 0777) != 0) throw output_error(made(), "create", errno);
     }
-    if (is_ours(doomed())) remove_marked(doomed());
+    if (is_marked_or_empty(doomed())) remove_marked(doomed());
     // Shared from now on, with the processes that touch() it.
     if (::flock(lock_, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse_taken(partial_);
   } catch (...) {
@@ -399,9 +328,9 @@ void PartialOutput::remove() const noexcept {
     if (lock_ >= 0 && !is_at(lock_, partial_)) return;  // another process was faster
     // Renamed first, in one step: then no other process makes a file in it while it is being emptied, and all of them
     // notice.
-    if (is_ours(doomed())) remove_marked(doomed());
+    if (is_marked_or_empty(doomed())) remove_marked(doomed());
     const bool renamed = rename_with(partial_, doomed(), RENAME_NOREPLACE) == 0 ||
-                         (is_ours(doomed()) && ::rename(partial_.c_str(), doomed().c_str()) == 0);
+                         (is_marked_or_empty(doomed()) && ::rename(partial_.c_str(), doomed().c_str()) == 0);
     remove_marked(renamed ? doomed() : partial_);
   } catch (...) {  // out of memory while removing: the next run removes it
   }
@@ -419,7 +348,7 @@ void rethrow_unless_given_up(const fs::path& within) {
     throw;
   } catch (const Error& error) {
     const bool of_files = error.code() == ExitCode::resources || error.code() == ExitCode::bad_input;
-    if (has_marker(partial) || !of_files) throw;
+    if (is_marked(partial) || !of_files) throw;
   }
   // A consequence of another process's failure, which has the last word on the exit code: when processes agree on one,
   // usage ranks below whatever ends a run that has begun to write.

@@ -49,6 +49,7 @@ class Place:
     """One dump, what clipping it gives without faults, and where it is clipped with them."""
 
     def __init__(self, folder):
+        library()  # without it there is nothing to test
         self.folder = folder
         self.dump = several_ranks(folder)
         self.before = tree(self.dump)
