@@ -9,11 +9,15 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "commands.hpp"
+#include "gradclip/base/error.hpp"
 #include "gradclip/dump/partial_output.hpp"
 #include "gradclip/dump/posix_file.hpp"
 #include "gradclip/report/report.hpp"
+#include "gradclip/stream/work_plan.hpp"
+#include "gradclip/training/label_tokens.hpp"
 
 namespace gradclip {
 namespace {
@@ -70,6 +74,19 @@ ReportAccumulate accumulated_facts(const MicrobatchDumps& dumps, const Accumulat
   return facts;
 }
 
+/// What `tokens` finds of the labels in the output. Where the mesh does not tell whose labels are the same, nothing.
+std::vector<Finding> label_findings(Session& session, const CommandLine& line, const std::filesystem::path& output) {
+  DumpReader made(output);
+  const Manifest& manifest = made.manifest();
+  try {
+    const LabelOptions options = label_options(line.labels, line.scale.pp_axis, manifest.training);
+    return count_label_tokens(made, session.comm(), plan_work(manifest, session.comm().size()), options).findings;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::bad_input) throw;
+    return {};
+  }
+}
+
 /// The replay's result against what training had, by `diff`'s rule.
 Report checked(Session& session, const CommandLine& line, const DiffOptions& options,
                const std::filesystem::path& result, DumpReader& training) {
@@ -98,7 +115,11 @@ ExitCode run_accumulate(Session& session, const CommandLine& line) {
   DumpWriter writer(*dumps[0], output, line.overwrite);
   writer.read_back(line.paranoid);
 
-  const AccumulateResult result = accumulate_microbatches(session.run_over(dumps), line.accumulate, writer);
+  AccumulateResult result = accumulate_microbatches(session.run_over(dumps), line.accumulate, writer);
+  if (result.labelled) {
+    const std::vector<Finding> found = label_findings(session, line, output);
+    result.findings.insert(result.findings.end(), found.begin(), found.end());
+  }
   Report report = accumulate_report(line.dump, dumps[0]->manifest(), accumulated_facts(dumps, result, line.output),
                                     result.findings, session.facts(line.common.numerics));
   bool differs = false;

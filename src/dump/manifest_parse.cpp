@@ -255,6 +255,9 @@ class ManifestParser {
     text("ep_axis_name", training.ep_axis_name);
     integer("num_label_tokens", training.num_label_tokens);
     integer("dp_group_size", training.dp_group_size);
+    // The reference takes no 2.0 for it.
+    const auto factor = field.find("expert_tp_replication_factor");
+    if (factor && !factor->value().is_number_integer()) factor->fail("an integer of at least 1");
     integer("expert_tp_replication_factor", training.expert_tp_replication_factor);
     boolean("foreach", training.foreach);
     boolean("use_torch_clip_grad_norm", training.use_torch_clip_grad_norm);

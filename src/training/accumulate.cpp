@@ -65,6 +65,7 @@ class AccumulatedRanks {
     NewRankFile made(path, {rank, manifest_.world_size, manifest_.step}, gradients, none, labels.shapes());
     const PosixFile file = PosixFile::open_for_writing(path, false);
     labels.write(file, made.label_offsets());
+    labelled_ = labelled_ || !labels.shapes().empty();
     std::vector<std::uint64_t> checksums(held.size());
     parallel_for(held.size(), workers_.size(), [&](std::size_t i, std::size_t worker) {
       checksums[i] = write_shard(held[i], rank, file, made.offsets()[i], workers_[worker]);
@@ -74,6 +75,8 @@ class AccumulatedRanks {
 
   /// Of the gradients that were written.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Whether any rank has labels.
+  [[nodiscard]] bool labelled() const noexcept { return labelled_; }
   /// Ranks that hold labels of some microbatches only.
   [[nodiscard]] const std::vector<std::int32_t>& without_labels() const noexcept { return without_labels_; }
 
@@ -126,6 +129,7 @@ class AccumulatedRanks {
   const std::vector<bool>& ends_;
   std::vector<WindowReplay> workers_;
   std::uint64_t bytes_ = 0;
+  bool labelled_ = false;
   std::vector<std::int32_t> without_labels_;
 };
 
@@ -214,6 +218,9 @@ AccumulateResult accumulate_microbatches(const AccumulateRun& run, const Accumul
   });
   report_labels(gather_values(run.comm, std::span<const std::int32_t>(ranks.without_labels())), result.findings);
   for (const std::uint64_t bytes : gather_value(run.comm, ranks.bytes())) result.bytes += bytes;
+  for (const std::uint8_t labelled : gather_value(run.comm, static_cast<std::uint8_t>(ranks.labelled()))) {
+    result.labelled = result.labelled || labelled != 0;
+  }
   return result;
 }
 

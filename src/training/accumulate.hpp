@@ -36,6 +36,7 @@ struct AccumulateResult {
   std::uint64_t bytes = 0;            ///< of gradients in the output, in all rank files
   std::vector<DType> reduce_dtypes;   ///< that were taken, each once
   std::vector<DType> storage_dtypes;  ///< likewise
+  bool labelled = false;              ///< whether the output has labels
   std::vector<Finding> findings;      ///< flag_findings(), and `labels-incomplete`: ranks whose labels were left out
 
   [[nodiscard]] std::uint64_t windows() const noexcept;

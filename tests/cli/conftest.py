@@ -22,7 +22,7 @@ DEVICE = os.environ.get("GRADCLIP_TEST_DEVICE", "")  # "cuda": the program under
 TIMEOUT = 60  # seconds for any command: nothing may hang
 
 sys.path.insert(0, str(HERE))
-pytest.register_assert_rewrite("dump_builder", "oracle", "element_types")
+pytest.register_assert_rewrite("accumulation", "dump_builder", "oracle", "element_types")
 
 import dump_builder  # noqa: E402
 import element_types  # noqa: E402
