@@ -57,21 +57,26 @@ bool varies_along(const ParameterEntry& entry, std::size_t d) {
                    "Partial(avg) or Partial(sum), or the parameter's placement");
 }
 
-/// The two collectives' groups: where the parameter is sharded, then where every rank keeps a copy.
-std::array<GroupReduction, 2> group_dimensions(const DeviceMesh& mesh, const ParameterEntry& entry) {
-  std::array<GroupReduction, 2> groups;
+/// The collectives' groups: a sum that is no mean (DTensor's, which FSDP2 has finished before it averages), where the
+/// parameter is sharded, where every rank keeps a copy.
+std::array<GroupReduction, 3> group_dimensions(const DeviceMesh& mesh, const ParameterEntry& entry) {
+  std::array<GroupReduction, 3> groups;
   for (GroupReduction& group : groups) group.dimensions.assign(mesh.dimensions(), false);
   const auto is_copy = [&](std::size_t d) { return entry.placements[d].kind == Placement::Kind::replicate; };
   bool scatters = false;
-  for (std::size_t d = 0; d < mesh.dimensions(); ++d) scatters = scatters || (varies_along(entry, d) && !is_copy(d));
+  const auto is_sum = [&](std::size_t d) { return entry.layout()[d].operation == PartialOperation::sum; };
+  for (std::size_t d = 0; d < mesh.dimensions(); ++d) {
+    scatters = scatters || (varies_along(entry, d) && !is_sum(d) && !is_copy(d));
+  }
   for (std::size_t d = 0; d < mesh.dimensions(); ++d) {
     if (!varies_along(entry, d)) continue;
     // FSDP2 shards over the flattened dp_shard x cp, however the mesh spells it.
-    GroupReduction& group = groups[is_copy(d) && !(scatters && mesh.dim_names()[d] == "cp") ? 1 : 0];
+    const bool copied = is_copy(d) && !(scatters && mesh.dim_names()[d] == "cp");
+    GroupReduction& group = groups[is_sum(d) ? 0 : copied ? 2 : 1];
     const auto size = static_cast<std::size_t>(mesh.shape()[d]);
     group.dimensions[d] = true;
     group.ranks *= size;
-    if (entry.layout()[d].operation == PartialOperation::avg) group.divisor *= static_cast<double>(size);
+    if (!is_sum(d)) group.divisor *= static_cast<double>(size);
   }
   return groups;
 }
@@ -113,11 +118,13 @@ ReductionPlan plan_reduction(const Manifest& manifest, const ParameterEntry& ent
     return plan;
   }
   double averaged = 1.0;
-  for (GroupReduction& group : group_dimensions(manifest.meshes[*entry.mesh], entry)) {
+  std::array<GroupReduction, 3> groups = group_dimensions(manifest.meshes[*entry.mesh], entry);
+  for (GroupReduction& group : groups) {
     averaged *= group.divisor;
     if (divides_around(plan.reduce)) group.divisor = 1.0;
     if (std::find(group.dimensions.begin(), group.dimensions.end(), true) == group.dimensions.end()) continue;
     plan.reductions.push_back(std::move(group));
+    if (&group == &groups.front()) plan.sums = 1;
   }
   if (divides_around(plan.reduce)) {
     plan.before = division_before(averaged);

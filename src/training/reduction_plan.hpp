@@ -25,11 +25,12 @@ struct GroupReduction {
 struct ReductionPlan {
   ParameterEntry output;  ///< as the output's manifest has it
   DType reduce = DType::float32;
-  /// In their order: over the dimensions along which the parameter is sharded (and cp), then over those along which it
-  /// is replicated; each rounded to the reduce type.
+  /// In their order: the sums that autograd left (Partial(sum), of tp), then over the dimensions along which the
+  /// parameter is sharded (and cp), then over those along which it is replicated; each rounded to the reduce type.
   std::vector<GroupReduction> reductions;
-  double before = 1.0;  ///< what every addend is divided by first, rounded to the reduce type; 1: nothing
-  double after = 1.0;   ///< and the result at the end
+  std::size_t sums = 0;  ///< 1: the first of them is autograd's, else 0
+  double before = 1.0;   ///< what is divided by after `sums`, rounded to the reduce type; 1: nothing
+  double after = 1.0;    ///< and the result at the end
 
   [[nodiscard]] bool reduces() const noexcept { return !reductions.empty(); }
   /// The ranks whose gradients make up this rank's: each group of the first reduction one after another, in coordinate
@@ -37,8 +38,9 @@ struct ReductionPlan {
   [[nodiscard]] std::vector<std::int32_t> addends(const Manifest& manifest, std::int32_t rank) const;
 };
 
-/// Reference: FSDP2's reduce-scatter and all-reduce. float32 and bfloat16: each collective averages. float16 and
-/// float64: both add, and what they would divide by is divided before and after (division_before).
+/// Reference: FSDP2 finishes a sum over tp, then reduce-scatters, then all-reduces. float32 and bfloat16: each of these
+/// two averages. float16 and float64: both add, and what they would divide by is divided before and after
+/// (division_before).
 /// Errors: Error(bad_input) for placements that no reduction ends in: Flat, another reduction than sum and avg, plain
 /// tensors whose ranks were to be reduced.
 [[nodiscard]] ReductionPlan plan_reduction(const Manifest& manifest, const ParameterEntry& entry,

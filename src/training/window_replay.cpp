@@ -82,10 +82,13 @@ std::optional<Chunk> WindowReplay::reduced(const ReductionPlan& plan, std::uint3
   std::vector<std::optional<Chunk>> left;
   for (const GradientAccumulator& rank : accumulators_) {
     left.push_back(rank.none() ? std::nullopt : std::optional(rank.accumulated()));
-    if (left.back()) divide(*left.back(), plan.before);
   }
   static_cast<void>(room(exact_, count, space_));
-  for (const GroupReduction& group : plan.reductions) {
+  for (std::size_t i = 0; i < plan.reductions.size(); ++i) {
+    const GroupReduction& group = plan.reductions[i];
+    for (const std::optional<Chunk>& one : left) {
+      if (one && i == plan.sums) divide(*one, plan.before);
+    }
     if (group.ranks == 1) continue;
     std::vector<std::optional<Chunk>> next;
     for (std::size_t first = 0; first < left.size(); first += group.ranks) {

@@ -84,11 +84,27 @@ TEST(ReductionPlan, TakesContextParallelismIntoTheShardedGroup) {
 TEST(ReductionPlan, ReducesCopiesInOneCollective) {
   const Manifest manifest = manifest_of(R"JSON({"dim_names": ["dp", "cp"], "ranks": [[0, 1], [2, 3]]})JSON",
                                         R"JSON("dtype": "float32", "placements": ["Replicate()", "Replicate()"],)JSON"
-                                        R"JSON("gradient_placements": ["Partial(avg)", "Partial(sum)"])JSON");
+                                        R"JSON("gradient_placements": ["Partial(avg)", "Partial(avg)"])JSON");
   const ReductionPlan plan = plan_of(manifest);
   ASSERT_THAT(plan.reductions, SizeIs(1));
   EXPECT_EQ(plan.reductions[0].ranks, 4u);
-  EXPECT_EQ(plan.reductions[0].divisor, 2);  // the sum is over the others
+  EXPECT_EQ(plan.reductions[0].divisor, 4);
+  EXPECT_EQ(plan.sums, 0u);
+}
+
+TEST(ReductionPlan, FinishesASumOverTensorParallelismBeforeItAverages) {
+  const Manifest manifest = manifest_of(R"JSON({"dim_names": ["dp_shard", "tp"], "ranks": [[0, 1], [2, 3]]})JSON",
+                                        R"JSON("dtype": "float32", "placements": ["Shard(0)", "Replicate()"],)JSON"
+                                        R"JSON("gradient_placements": ["Partial(avg)", "Partial(sum)"])JSON");
+  const ReductionPlan plan = plan_of(manifest);
+  ASSERT_THAT(plan.reductions, SizeIs(2));
+  EXPECT_THAT(plan.reductions[0].dimensions, ElementsAre(false, true));
+  EXPECT_EQ(plan.reductions[0].divisor, 1);
+  EXPECT_THAT(plan.reductions[1].dimensions, ElementsAre(true, false));
+  EXPECT_EQ(plan.reductions[1].divisor, 2);
+  EXPECT_EQ(plan.sums, 1u);
+  EXPECT_THAT(plan.addends(manifest, 3), ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(plan_of(manifest, {.reduce = DType::float16, .storage = {}}).before, 2);
 }
 
 TEST(ReductionPlan, LeavesWhatIsNotPartial) {
