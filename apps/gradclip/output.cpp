@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
 #include <ostream>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -29,11 +31,33 @@ struct Named {
                .advice = {}});
 }
 
+struct Descriptor {
+  int number;
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+};
+
+/// Temporary files that are being written. The mutex is held while one changes its name.
+struct Unfinished {
+  std::mutex mutex;
+  std::set<std::filesystem::path> paths;
+};
+Unfinished& unfinished() {
+  static Unfinished one;
+  return one;
+}
+
 /// Closes, and removes the file unless it was kept.
 class NewFile {
  public:
-  NewFile(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  NewFile(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {
+    const std::lock_guard<std::mutex> lock(unfinished().mutex);
+    unfinished().paths.insert(path_);
+  }
   ~NewFile() {
+    const std::lock_guard<std::mutex> lock(unfinished().mutex);
+    unfinished().paths.erase(path_);
     if (descriptor_ >= 0) ::close(descriptor_);
     if (!kept_) ::unlink(path_.c_str());
   }
@@ -41,7 +65,12 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
-  void keep() noexcept { kept_ = true; }
+  /// @return whether it has its name now.
+  [[nodiscard]] bool rename_to(const std::filesystem::path& target) noexcept {
+    const std::lock_guard<std::mutex> lock(unfinished().mutex);
+    kept_ = ::rename(path_.c_str(), target.c_str()) == 0;
+    return kept_;
+  }
 
  private:
   std::filesystem::path path_;
@@ -147,20 +176,21 @@ void write_whole_file(const std::filesystem::path& path, const std::function<voi
   if (ignored) target = path;
   const std::filesystem::file_type type = std::filesystem::status(target, ignored).type();
   if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found) {
-    const int descriptor = ::open(target.c_str(), O_WRONLY | O_CLOEXEC);
-    if (descriptor < 0) fail(named, "open", errno);
-    NewFile file(target, descriptor);
-    file.keep();
-    fill(descriptor, named, write);
-    return;
+    const Descriptor device{::open(target.c_str(), O_WRONLY | O_CLOEXEC)};
+    if (device.number < 0) fail(named, "open", errno);
+    return fill(device.number, named, write);
   }
   std::filesystem::path temporary = target;
   temporary.replace_filename("." + target.filename().string() + ".gradclip-tmp");
   NewFile file(temporary, open_alone(temporary, named));
   fill(file.descriptor(), named, write);
   if (::fsync(file.descriptor()) != 0 && errno != EINVAL) fail(named, "write", errno);
-  if (::rename(temporary.c_str(), target.c_str()) != 0) fail(named, "rename", errno);
-  file.keep();
+  if (!file.rename_to(target)) fail(named, "rename", errno);
+}
+
+void discard_unfinished_files() noexcept {
+  const std::lock_guard<std::mutex> lock(unfinished().mutex);
+  for (const std::filesystem::path& path : unfinished().paths) ::unlink(path.c_str());
 }
 
 }  // namespace gradclip

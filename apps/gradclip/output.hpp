@@ -39,4 +39,7 @@ class DescriptorBuffer : public std::streambuf {
 void write_whole_file(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write,
                       std::string_view what = "report");
 
+/// Removes the temporary files that this process is writing, for a thread that ends it. Thread-safe, nothrow.
+void discard_unfinished_files() noexcept;
+
 }  // namespace gradclip

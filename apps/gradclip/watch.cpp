@@ -14,6 +14,7 @@
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/partial_output.hpp"
+#include "output.hpp"
 
 namespace gradclip {
 namespace {
@@ -88,10 +89,11 @@ void Watch::look_around() {
 }
 
 void Watch::end(int signal, const std::string& message) {
-  const bool speaks = board_.claim_voice();  // before the others notice that the output is gone
-  discard_unfinished_outputs();
+  // Told before anybody notices that the output is gone, and before a launcher loses its patience.
   const char* const line_start = ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";  // progress may stand there
-  if (speaks) std::fprintf(stderr, "%sgradclip: error: %s\n", line_start, message.c_str());
+  if (board_.claim_voice()) std::fprintf(stderr, "%sgradclip: error: %s\n", line_start, message.c_str());
+  discard_unfinished_outputs();
+  discard_unfinished_files();
   board_.leave();
   if (signal == 0) ::_exit(static_cast<int>(ExitCode::resources));
   if (launched_) ::_exit(128 + signal);

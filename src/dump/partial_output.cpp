@@ -245,12 +245,16 @@ void PartialOutput::prepare(const std::string& identity) {
       if (kind_ == OutputKind::dump && ::mkdir(made().c_str(), 0777) != 0) throw output_error(made(), "create", errno);
     }
     if (is_marked_or_empty(doomed())) remove_marked(doomed());
-    // Shared from now on, with the processes that touch() it.
-    if (::flock(lock_, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse_taken(partial_);
   } catch (...) {
     if (fresh) remove_marked(partial_);
     ::close(std::exchange(lock_, -1));
     throw;
+  }
+  // Shared from now on, with the processes that touch() it. That is no single step: another run may have come between,
+  // and the directory is its own then.
+  if (::flock(lock_, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    ::close(std::exchange(lock_, -1));
+    refuse_taken(partial_);
   }
   prepared_ = true;
   touch();

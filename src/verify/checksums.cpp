@@ -32,6 +32,12 @@ std::optional<ErrorText> check_whole_file(const std::filesystem::path& directory
 
 void require_recorded_files(Run& run, std::size_t threads) {
   const Manifest& manifest = run.dump.manifest();
+  if (!manifest.has_checksum) {
+    throw Error(ExitCode::bad_input, {.where = (run.dump.directory() / kManifestName).string(),
+                                      .found = "it has no checksum of itself",
+                                      .expected = "one, with --verify",
+                                      .advice = "run without --verify: nothing vouches for what it says"});
+  }
   const std::int32_t first = run.plan.begin(run.comm.process());
   const auto count = static_cast<std::size_t>(run.plan.end(run.comm.process()) - first);
   parallel_for(count, threads, [&](std::size_t index, std::size_t) {

@@ -19,7 +19,7 @@ namespace gradclip {
 /// --verify of the commands that read a dump: every recorded rank's file is what was recorded, before the work begins.
 /// Each
 /// process checks its own recorded ranks, up to `threads` files at once. Collective.
-/// Errors: Error(bad_input) for a file that differs, and where the manifest has no checksum for one.
+/// Errors: Error(bad_input) for a file that differs, and where the manifest has no checksum for one, or of itself.
 void require_recorded_files(Run& run, std::size_t threads);
 
 }  // namespace gradclip

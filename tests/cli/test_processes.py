@@ -46,11 +46,31 @@ def assert_ended(place, launched, code, *words, told=True):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_one_process(place, sent):
-    launched = Launched(1, "clip", place.dump, "-o", place.out, env=slowly(place))
+    launched = Launched(1, "clip", place.dump, "-o", place.out, env=slowly(place),
+                        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL))  # a test may run where it is ignored
     begun(place)
     os.kill(launched.pid, sent)
     err = assert_ended(place, launched, -sent, f"interrupted by {sent.name}")
     assert err.count("\n") == 1
+
+
+def test_a_signal_while_a_report_is_written(place):
+    report = place.work / "report.json"
+    launched = Launched(1, "norms", place.dump, "--report", report, env=faulty("sync", 1, "slow", place.work))
+    until(lambda: any(place.work.iterdir()))
+    os.kill(launched.pid, signal.SIGTERM)
+    assert_ended(place, launched, -signal.SIGTERM, "interrupted by SIGTERM")
+
+
+def test_a_signal_with_resume_keeps_what_is_finished(place):
+    launched = Launched(1, "clip", place.dump, "-o", place.out, "--resume", env=slowly(place))
+    notes = place.work / "out.partial" / "finished"
+    until(lambda: notes.is_dir() and len(list(notes.iterdir())) > 1)
+    os.kill(launched.pid, signal.SIGTERM)
+    assert launched.end()[0] == -signal.SIGTERM
+    result = place.clip("--resume", "--format", "json")
+    assert result.json()["run"]["kept_files"] > 0, result
+    place.assert_whole_or_absent()
 
 
 def test_a_signal_that_is_ignored_stays_so(place):

@@ -4,7 +4,8 @@
  *   FAULT=CALL:N:WHAT:PATH   CALL: open read write sync rename mkdir remove allocate, or change: any but open and read.
  *                            N: which of these calls on paths that contain PATH, 1 first; N+: it and all after it.
  *                            WHAT: ENOSPC EIO EINTR EROFS ENOENT EDQUOT EACCES; short; kill (instead of the call);
- * killed (after it); stop (SIGSTOP, then the call); slow (0.1 s later); flip (write: a bit in its middle).
+ *                            killed (after it); stop (SIGSTOP, then the call); slow (0.3 s later); flip (write: a bit
+ *                            in its middle).
  *   FAULT_PROCESS=K          only in this process of an MPI run
  *   FAULT_LOG=FILE           each such call is a line of it: CALL PATH
  */
@@ -92,7 +93,7 @@ static int fate(const char* call, const char* path) {
     kill(getpid(), fault.signal);
     if (fault.signal == SIGKILL) _exit(137);
   }
-  if (fault.error == slow) usleep(100000);
+  if (fault.error == slow) usleep(300000);
   return fault.error;
 }
 
