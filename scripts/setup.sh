@@ -6,7 +6,7 @@
 #   scripts/setup.sh            packages to build and run gradclip
 #   scripts/setup.sh --python   also build/venv with torch, h5py, numpy, xxhash, safetensors, pytest; and Chromium
 #   scripts/setup.sh --fuzz     also clang 16 with libFuzzer (preset fuzz)
-#   scripts/setup.sh --lint     also clang-tidy 16, cppcheck and valgrind (scripts/lint.sh)
+#   scripts/setup.sh --lint     also clang-tidy 16 and cppcheck (scripts/lint.sh)
 #   scripts/setup.sh --cuda     also a CUDA toolkit: the installed one, or NVIDIA's wheels in build/cuda (500 MB)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,13 +23,13 @@ for argument in "$@"; do
     --python) want_python=true ;;
     --cuda) want_cuda=true ;;
     --fuzz) packages+=(clang-16 libclang-rt-16-dev) ;;
-    --lint) packages+=(clang-tidy-16 cppcheck valgrind) ;;
+    --lint) packages+=(clang-tidy-16 cppcheck) ;;
     *) echo "usage: scripts/setup.sh [--python] [--cuda] [--fuzz] [--lint]" >&2; exit 2 ;;
   esac
 done
 if $want_python || $want_cuda; then packages+=(python3 python3-venv); fi
-# The tests of the package, the manual and completion; and the browser in which they open reports.
-if $want_python; then packages+=(dpkg-dev file man-db zsh fish chromium); fi
+# The tests of the package, the manual and completion; the browser in which they open reports; memcheck.
+if $want_python; then packages+=(dpkg-dev file man-db zsh fish chromium valgrind); fi
 
 missing=()
 for package in "${packages[@]}"; do

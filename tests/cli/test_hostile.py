@@ -290,21 +290,21 @@ def test_without_isolation_it_ends_the_command(tool, trap):
 def test_a_chunk_that_inflates_without_end(tool, resting):
     def make(file, path):
         dataset = file.create_dataset(path, shape=(4, 3), dtype="<f4", chunks=(4, 3), compression="gzip")
-        dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(512 << 20), 9))
+        dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(128 << 20), 1))
     refused_cheaply(resting, replaced(tool, make, checksums=False))
 
 
 def test_chunks_of_more_than_is_read_at_once(tool, resting):
     def make(file, path):
         dataset = file.create_dataset(path, shape=(1 << 20, 128), dtype="<f4", chunks=(1 << 20, 128), compression="gzip")
-        dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(512 << 20), 9))
+        dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(1 << 20), 1))
     result = refused_cheaply(resting, replaced(tool, make, shape=(1 << 20, 128), checksums=False))
     assert "256 MiB" in result.err
 
 
 def test_much_out_of_little_stays_within_the_budget(tool, resting):
-    """512 MiB of zeros that lie in half a megabyte of chunks: a sound dump, whose data is streamed."""
-    rows = 512
+    """256 MiB of zeros that lie in a quarter of a megabyte of chunks: a sound dump, whose data is streamed."""
+    rows = 256
 
     def make(file, path):
         dataset = file.create_dataset(path, shape=(rows, 1 << 18), dtype="<f4", chunks=(1, 1 << 18), compression="gzip")
