@@ -86,7 +86,7 @@ def test_microbatches_are_accumulated_on_the_device(tool):
     device, files = accumulated(GRADCLIP_EMULATION_LOG=str(log))
     assert device == "cuda" and int(log_of(log)[0]["kernel"]) > 0
     assert accumulated(**CPU) == ("cpu", files)
-    assert accumulated("--device-memory-budget", "1M", "--threads", "3") == ("cuda", files)
+    assert accumulated("--threads", "3") == ("cuda", files)
 
 
 def test_p_that_is_no_product_agrees_to_the_last_digits(tool, dump):

@@ -81,6 +81,39 @@ TEST(Manifest, HoldsWhatTheTextSays) {
   EXPECT_EQ(manifest.layout(manifest.parameters[2], 1).local_shape(), (std::vector<std::int64_t>{2}));
 }
 
+TEST(Manifest, MicrobatchesSayHowTheyAccumulate) {
+  json root = example();
+  root["microbatch"] = {{"index", 0},
+                        {"count", 2},
+                        {"first_microbatch", true},
+                        {"optimizer_step", false},
+                        {"synchronised", nullptr},
+                        {"schedule_step", 3},
+                        {"unknown", 1}};
+  root["accumulation"] = {{"sync", "schedule"}, {"compute_dtype", "bfloat16"}, {"storage_dtype", "float32"}};
+  root["parameters"][0]["reduce_dtype"] = "float16";
+  const Manifest manifest = parse(root);
+  EXPECT_EQ(manifest.microbatch->first_microbatch, true);
+  EXPECT_EQ(manifest.microbatch->optimizer_step, false);
+  EXPECT_FALSE(manifest.microbatch->synchronised.has_value());
+  EXPECT_EQ(manifest.microbatch->schedule_step, 3);
+  EXPECT_EQ(manifest.accumulation.sync, Synchronisation::schedule);
+  EXPECT_EQ(manifest.accumulation.compute_dtype, DType::bfloat16);
+  EXPECT_FALSE(manifest.accumulation.reduce_dtype.has_value());
+  EXPECT_EQ(manifest.accumulation.storage_dtype, DType::float32);
+  EXPECT_EQ(manifest.parameters[0].reduce_dtype, DType::float16);
+  EXPECT_FALSE(manifest.parameters[0].storage_dtype.has_value());
+  EXPECT_EQ(manifest.parameters[1].reduce_dtype, std::nullopt);
+}
+
+TEST(Manifest, AReplicationFactorIsAnInteger) {
+  for (const json& value : {json(true), json(2.0), json("2")}) {
+    json root = example();
+    root["training"]["expert_tp_replication_factor"] = value;
+    expect_error(ExitCode::bad_input, {"training.expert_tp_replication_factor"}, [&] { parse(root); });
+  }
+}
+
 TEST(Manifest, RolesOfPlainTensorsFollowCopies) {
   json root = example();
   const Manifest manifest = parse(root);

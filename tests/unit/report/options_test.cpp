@@ -299,6 +299,21 @@ TEST(Options, AccumulateTakesSeveralDumps) {
   EXPECT_EQ(line.more_dumps.size(), 2u);
   EXPECT_EQ(line.accumulate.types.storage, DType::bfloat16);
   EXPECT_FALSE(line.accumulate.types.reduce.has_value());
+  EXPECT_FALSE(line.accumulate.sync.has_value());
+  EXPECT_FALSE(line.checked.has_value());
+}
+
+TEST(Options, AccumulateComparesWithWhatTrainingHad) {
+  const CommandLine line = parse({"accumulate", "a", "--check", "b", "--ulp", "2", "--sync", "schedule"});
+  ASSERT_TRUE(line.checked.has_value());
+  EXPECT_EQ(*line.checked, "b");
+  EXPECT_EQ(line.diff.rule.ulps, 2u);
+  EXPECT_EQ(line.accumulate.sync, Synchronisation::schedule);
+  EXPECT_TRUE(line.output.empty());
+  refusal({"accumulate", "a"});
+  refusal({"accumulate", "a", "-o", "out", "--ulp", "2"});
+  refusal({"accumulate", "a", "-o", "out", "--sync", "never"});
+  refusal({"accumulate", "a", "-o", "out", "--report", "r.html"});
 }
 
 TEST(Options, WordsThatCannotBe) {
