@@ -45,8 +45,9 @@ Watch::Watch(HostBoard& board, const Launch& launch)
       launched_(launch.launcher == Launcher::mpi),
       parent_(::getppid()),
       signals_(signals_to_watch()),
+      told_(::signalfd(-1, &signals_, SFD_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC)) {
-  if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  if (told_ < 0 || wake_ < 0) throw std::system_error(errno, std::generic_category(), "cannot watch for signals");
   ::pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   thread_ = std::thread([this] { watch(); });
 }
@@ -56,26 +57,25 @@ void Watch::stop() noexcept {
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_, &one, sizeof one));
   thread_.join();
+  ::close(std::exchange(told_, -1));
   ::close(std::exchange(wake_, -1));
   board_.leave();
   ::pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
 }
 
 void Watch::watch() {
-  const int told = ::signalfd(-1, &signals_, SFD_CLOEXEC);
   for (;;) {
-    pollfd ready[] = {{wake_, POLLIN, 0}, {told, POLLIN, 0}};
+    pollfd ready[] = {{wake_, POLLIN, 0}, {told_, POLLIN, 0}};
     const int count = ::poll(ready, 2, kLookMilliseconds);
     if (ready[0].revents != 0) break;
     signalfd_siginfo signal{};
-    if (count > 0 && ::read(told, &signal, sizeof signal) == sizeof signal) {
+    if (count > 0 && ::read(told_, &signal, sizeof signal) == sizeof signal) {
       const int number = static_cast<int>(signal.ssi_signo);
       const std::string missing = launched_ ? board_.who_does_not_run() : std::string();
       end(number, missing.empty() ? "interrupted by " + name_of(number) : missing);
     }
     look_around();
   }
-  ::close(told);
 }
 
 void Watch::look_around() {

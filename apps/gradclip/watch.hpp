@@ -18,7 +18,7 @@ namespace gradclip {
 class Watch {
  public:
   /// Starts to watch. Signals that are ignored stay so. Before any other thread is started: those inherit which signals
-  /// are not theirs. @param board  outlives it  Errors: std::system_error if there can be no thread.
+  /// are not theirs. @param board  outlives it  Errors: std::system_error if there can be no thread or descriptor.
   Watch(HostBoard& board, const Launch& launch);
   ~Watch() { stop(); }
   Watch(const Watch&) = delete;
@@ -39,6 +39,7 @@ class Watch {
   bool launched_;
   int parent_;
   sigset_t signals_{};
+  int told_ = -1;  // readable: a signal
   int wake_ = -1;  // readable: stop
   std::atomic<std::chrono::seconds> limit_{std::chrono::seconds(0)};
   std::thread thread_;

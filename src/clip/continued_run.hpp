@@ -1,6 +1,6 @@
 #pragma once
-// What a run leaves for the one that continues it: how to tell that it is the same, and what each finished rank file
-// held, so that no gradient of it is read again.
+// What a run leaves for the one that continues it: how to tell that it is the same, and what was measured on each
+// finished rank file, so that no gradient of it is scaled again.
 
 #include <optional>
 #include <string>

@@ -35,23 +35,23 @@ def faulty(call, number, what, path, process=None, log=None):
     return env
 
 
-def several_ranks(folder, ranks=6, seed=5, elements=600):
+def several_ranks(folder, ranks=6, seed=5, elements=600, **storage):
     """Large enough that every process has rank files, small enough to be clipped in milliseconds."""
     dump = Dump(ranks, max_grad_norm=1.0)
     dump.mesh("dp", ["dp"], list(range(ranks)))
     values = np.random.default_rng(seed)
     dump.sharded("layers.0.weight", values.standard_normal((elements, 4)).astype(np.float32), "dp", ["Shard(0)"])
     dump.plain("bias", values.standard_normal(5).astype(np.float32))
-    return dump.write(folder / "dump")
+    return dump.write(folder / "dump", **storage)
 
 
 class Place:
     """One dump, what clipping it gives without faults, and where it is clipped with them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **storage):
         library()  # without it there is nothing to test
         self.folder = folder
-        self.dump = several_ranks(folder)
+        self.dump = several_ranks(folder, **storage)
         self.before = tree(self.dump)
         reference = folder / "reference"
         result = run(1, "clip", self.dump, "-o", reference)

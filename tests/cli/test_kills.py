@@ -95,6 +95,16 @@ def test_resume_keeps_what_is_finished(place):
     assert len(kept) == kept_files(result)
 
 
+@pytest.mark.parametrize("storage", [{"packed": True}, {"compression": "gzip", "chunks": True}], ids=["packed", "deflate"])
+def test_resume_and_paranoid_of_other_storage(tmp_path, storage):
+    place = Place(tmp_path, **storage)
+    interrupted(place, 3)
+    result = place.clip("--resume", "--paranoid", "--format", "json")
+    assert result.code == 0 and kept_files(result) > 0, result
+    assert tree(place.out) == place.expected
+    place.assert_nothing_else()
+
+
 def test_resume_reports_what_an_undisturbed_run_does(place):
     undisturbed = place.clip("--format", "json").json()
     place.clear()
