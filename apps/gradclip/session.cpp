@@ -220,11 +220,13 @@ DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
     }
   }
   DiffRun run{{&a, b}, comm(), threads_, memory_budget_, {}};
-  if (speaks()) {
-    progress_.begin(mine);
-    run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
-  }
+  if (speaks()) run.progress = begin_progress(mine);
   return run;
+}
+
+std::function<void(std::uint64_t)> Session::begin_progress(double bytes) {
+  progress_.begin(bytes);
+  return [this](std::uint64_t finished) { progress_.add(finished); };
 }
 
 void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {

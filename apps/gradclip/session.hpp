@@ -63,6 +63,9 @@ class Session {
   /// @param why  it is: a sentence
   [[nodiscard]] DiffRun run_over(DumpReader& a, DumpReader* b, const char* why);
 
+  /// A progress line of `bytes` of work. @return to be told of finished bytes, from any thread
+  [[nodiscard]] std::function<void(std::uint64_t)> begin_progress(double bytes);
+
   /// Refuses a --report that cannot be written at the end, before the work begins.
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.
   void check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const;

@@ -17,6 +17,7 @@ struct VerifyOptions {
   std::optional<PipelineView> pipeline;  ///< empty: unknown, so ranks are not compared
   std::size_t threads = 1;               ///< that read whole files
   std::vector<ErrorText> problems;       ///< of the manifest, found so far; each with a kind
+  bool complete = true;                  ///< ManifestReading::complete: else nothing is said of totals
 };
 
 /// What was looked at, and what vouches for it.
