@@ -89,6 +89,7 @@ struct CommandLine {
   LabelLine labels;              ///< tokens, clip, norms, check
   AccumulateOptions accumulate;  ///< accumulate
   SynthOptions synth;            ///< synth
+  std::filesystem::path config;  ///< --config; empty: none
   bool overwrite = false;
   bool verify = false;  ///< clip, norms: rank files against their recorded checksums first
   /// --help or --version was given: print this and exit with 0; the rest is not filled.
