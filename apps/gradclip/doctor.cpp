@@ -28,20 +28,28 @@ FactSection versions() {
 }
 
 FactSection processor(const Session& session) {
-  return {"processor",
-          {{"model", processor_model()},
-           {"features", processor_features()},
-           {"processors", fmt::format("{} usable: {}", available_processors(), allowed_processors())},
-           {"threads", fmt::format("{} by default", session.threads())}}};
+  return {
+      "processor",
+      {{"model", processor_model()},
+       {"features", processor_features()},
+       {"processors",
+        fmt::format("{} usable: {}", available_processors(), allowed_processors()),
+        {{"processors", std::uint64_t{available_processors()}}, {"allowed_processors", allowed_processors()}}},
+       {"threads", fmt::format("{} by default", session.threads()), {{"threads", std::uint64_t{session.threads()}}}}}};
 }
 
 FactSection memory(const Session& session) {
   const std::optional<std::uint64_t> limit = control_group_memory_limit();
-  return {
-      "memory",
-      {{"physical", human_bytes(static_cast<double>(physical_memory()))},
-       {"control_group", limit ? human_bytes(static_cast<double>(*limit)) : "no limit"},
-       {"budget", fmt::format("{} a process by default", human_bytes(static_cast<double>(session.memory_budget())))}}};
+  return {"memory",
+          {{"physical",
+            human_bytes(static_cast<double>(physical_memory())),
+            {{"physical_bytes", std::uint64_t{physical_memory()}}}},
+           {"control_group",
+            limit ? human_bytes(static_cast<double>(*limit)) : "no limit",
+            {{"control_group_bytes", limit ? ReportValue(*limit) : ReportValue(nullptr)}}},
+           {"budget",
+            fmt::format("{} a process by default", human_bytes(static_cast<double>(session.memory_budget()))),
+            {{"budget_bytes", session.memory_budget()}}}}};
 }
 
 FactSection devices(Session& session) {
@@ -50,9 +58,11 @@ FactSection devices(Session& session) {
       "device", {{"chosen", description.device}, {"detail", description.detail}, {"why", session.backend().reason}}};
   if (description.working_space == MemorySpace::device) {
     const auto bytes = [](std::uint64_t count) { return human_bytes(static_cast<double>(count)); };
-    section.facts.emplace_back("memory",
-                               fmt::format("{} free, budget {} a process by default", bytes(description.device_memory),
-                                           bytes(session.device_memory_budget())));
+    section.facts.emplace_back(
+        "memory",
+        fmt::format("{} free, budget {} a process by default", bytes(description.device_memory),
+                    bytes(session.device_memory_budget())),
+        Fact::Values{{"free_bytes", description.device_memory}, {"budget_bytes", session.device_memory_budget()}});
     section.facts.emplace_back("identity", description.identity);
   }
   return section;
@@ -61,13 +71,17 @@ FactSection devices(Session& session) {
 /// After backend().
 FactSection communicator(Session& session) {
   const CommunicatorDescription description = session.comm().describe();
-  return {
-      "communicator",
-      {{"chosen", description.name},
-       {"detail", description.detail},
-       {"why", session.launch_reason()},
-       {"nccl", fmt::format("{}: {}", nccl_library_version(), session.nccl_reason())},
-       {"processes", fmt::format("{}, {} on this host", session.comm().size(), description.processes_on_this_host)}}};
+  return {"communicator",
+          {{"chosen", description.name},
+           {"detail", description.detail},
+           {"why", session.launch_reason()},
+           {"nccl",
+            fmt::format("{}: {}", nccl_library_version(), session.nccl_reason()),
+            {{"nccl", nccl_library_version()}, {"nccl_reason", session.nccl_reason()}}},
+           {"processes",
+            fmt::format("{}, {} on this host", session.comm().size(), description.processes_on_this_host),
+            {{"processes", std::int64_t{session.comm().size()}},
+             {"processes_on_this_host", std::int64_t{description.processes_on_this_host}}}}}};
 }
 
 }  // namespace

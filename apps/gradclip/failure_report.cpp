@@ -2,9 +2,11 @@
 
 #include <iostream>
 #include <string_view>
+#include <system_error>
 
 #include "commands.hpp"
 #include "github.hpp"
+#include "gradclip/base/error.hpp"
 #include "gradclip/report/annotations.hpp"
 #include "gradclip/report/structured.hpp"
 #include "output.hpp"
@@ -22,15 +24,44 @@ bool is_news(const Failure& failure) {
   return kind && !failure.told && !failure.silent;
 }
 
+/// Files that the command reads are no place for its report.
+bool is_input(const std::filesystem::path& report, const CommandLine& line) {
+  std::error_code error;
+  const auto is = [&](const std::filesystem::path& file) {
+    return !file.empty() && std::filesystem::equivalent(report, file, error);
+  };
+  return is(line.synth.model) || is(line.diff.map.value_or("")) || is(line.config);
+}
+
 /// The error may have come before the command looked at the path.
 void check_paths(const Session& session, const CommandLine& line) {
   session.check_report_path(line.dump, line.output);
   if (line.command == Command::diff) session.check_report_path(line.diff.other, {});
   for (const std::filesystem::path& dump : line.more_dumps) session.check_report_path(dump, {});
   if (line.command == Command::check) refuse_baseline_as_report(line);
+  if (!is_input(*line.common.report, line)) return;
+  throw Error(ExitCode::usage, {.where = "--report " + gradclip::quoted(line.common.report->string()),
+                                .found = "it is a file that the command reads",
+                                .expected = "another file",
+                                .advice = {}});
 }
 
 }  // namespace
+
+void remove_older_report(const Session& session, const CommandLine& line) {
+  if (!line.common.report) return;
+  const std::filesystem::path& path = *line.common.report;
+  check_paths(session, line);
+  if (!session.speaks()) return;
+  std::error_code error;
+  const std::filesystem::path file = resolved_path(path, error);
+  if (error || !std::filesystem::is_regular_file(file, error)) return;
+  if (std::filesystem::remove(file, error) || !error) return;
+  throw Error(ExitCode::resources, {.where = "report " + gradclip::quoted(path.string()),
+                                    .found = "cannot remove the older one: " + error.message(),
+                                    .expected = {},
+                                    .advice = {}});
+}
 
 void report_failure(const Session& session, const CommandLine& line, const Failure& failure) noexcept {
   try {

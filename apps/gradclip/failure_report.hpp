@@ -7,9 +7,12 @@
 
 namespace gradclip {
 
-/// Where --report is JUnit, puts the error into it: an older file would be read as this run's result. Nothing for a
-/// command line that is wrong, a path that must not be written, or a run that has reported (exit code 4). Throws
-/// nothing.
+/// Before the work: removes what --report is to become, so that nobody takes an older file for this run's, however this
+/// one ends. Pipes and devices stay. Errors: Error(usage) for a path that must not be written; Error(resources).
+void remove_older_report(const Session& session, const CommandLine& line);
+
+/// Where --report is JUnit, puts the error into it. Nothing for a command line that is wrong, a path that must not be
+/// written, or a run that has reported (exit code 4). Throws nothing.
 void report_failure(const Session& session, const CommandLine& line, const Failure& failure) noexcept;
 
 /// check, with GITHUB_ACTIONS=true: an annotation on stderr. Throws nothing.

@@ -77,6 +77,7 @@ int main(int argc, char** argv) {
     if (line->answer) {
       session->print(*line->answer);
     } else {
+      remove_older_report(*session, *line);
       code = run(*session, *line);
     }
     comm->barrier();  // here the others learn of a process that could not write its result

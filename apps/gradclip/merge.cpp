@@ -1,9 +1,32 @@
 #include "gradclip/analysis/merge.hpp"
 
+#include <algorithm>
+
 #include "commands.hpp"
+#include "gradclip/base/error.hpp"
 #include "gradclip/report/report.hpp"
+#include "gradclip/stream/work_plan.hpp"
 
 namespace gradclip {
+namespace {
+
+/// Whether a rank has labels, damaged ones too. Collective.
+bool holds_labels(Communicator& comm, DumpReader& dump) {
+  const WorkPlan plan = plan_work(dump.manifest(), comm.size());
+  std::uint8_t mine = 0;
+  for (std::int32_t rank = plan.begin(comm.process()); mine == 0 && rank < plan.end(comm.process()); ++rank) {
+    try {
+      mine = dump.rank_file(rank)->labels().empty() ? 0 : 1;
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::bad_input) throw;
+      mine = 1;
+    }
+  }
+  const std::vector<std::uint8_t> all = gather_value(comm, mine);
+  return std::find(all.begin(), all.end(), 1) != all.end();
+}
+
+}  // namespace
 
 ExitCode run_merge(Session& session, const CommandLine& line) {
   std::optional<NamePattern> only;
@@ -14,11 +37,13 @@ ExitCode run_merge(Session& session, const CommandLine& line) {
 
   DiffRun run = session.run_over(dump, nullptr, "tensors are put together in host memory");
   const MergeResult result = merge_dump(run, only ? &*only : nullptr, *output);
+  const bool labels = holds_labels(run.comm, dump);
 
   ReportRun facts = session.facts(line.common.numerics);
   if (session.speaks()) {
-    session.publish(merge_report(line.dump, dump.manifest(), line.output, line.merge.format, result, std::move(facts)),
-                    write_merged);
+    session.publish(
+        merge_report(line.dump, dump.manifest(), line.output, line.merge.format, result, labels, std::move(facts)),
+        write_merged);
   }
   return line.common.strict && !result.findings.empty() ? ExitCode::findings : ExitCode::done;
 }

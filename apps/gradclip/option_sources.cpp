@@ -41,6 +41,14 @@ std::string meant_option(std::string_view word, const CommandEntry& command, con
   return nearest.empty() ? nearest : "--" + nearest;
 }
 
+/// Whether it is an option, of commands that are not this one. @pre the command does not take it
+bool is_of_others(std::string_view word, const std::vector<OptionEntry>& table) {
+  if (!word.starts_with("--")) return false;
+  std::vector<std::string> names;
+  for (const OptionEntry& option : table) add_names(names, option);
+  return std::find(names.begin(), names.end(), word.substr(2, word.find('=') - 2)) != names.end();
+}
+
 /// Adds values of a weaker source: those already there stay. `find` gives a spelled option's value in that source.
 void add_values(Values& values, const std::vector<OptionEntry>& table, unsigned commands,
                 const std::function<std::optional<Value>(const std::string& name)>& find) {
@@ -124,6 +132,9 @@ Arguments read_command_line(const CommandEntry& command, const std::vector<Optio
   } catch (const CLI::ExtrasError& error) {
     std::string meant;
     for (const std::string& word : app.remaining()) {
+      if (is_of_others(word, table)) {
+        refuse_command_line(fmt::format("{} has no use for {}", command.name, printable(word)), command.name);
+      }
       if (meant.empty()) meant = meant_option(word, command, table);
     }
     refuse_command_line(error.what(), command.name, meant);

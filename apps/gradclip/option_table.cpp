@@ -116,7 +116,7 @@ std::vector<OptionEntry> make_table() {
          if (total < 0.0) refuse(v, "a number of at least 0, inf or nan");
          line.clip.total_norm = total;
        }},
-      {"verify", Kind::flag, Section::command, kClip | kNorms | kCheck, "",
+      {"verify", Kind::flag, Section::command, kMeasure, "",
        "check every rank file's recorded checksum before anything else",
        [](Line& line, const Value& v) { line.verify = boolean(v); }},
       {"isolate", Kind::toggle, Section::command, kVerify, "",
@@ -236,12 +236,11 @@ std::vector<OptionEntry> make_table() {
        "one wrong element: nan, inf or replica, then :PARAMETER and :RANK if wanted",
        [](Line& line, const Value& v) { line.synth.injection = parse_injection(v.text); }},
 
-      {"max-norm", Kind::value, Section::scale, kClip | kNorms | kCheck, "X",
-       "clip to this total norm; inf never clips",
+      {"max-norm", Kind::value, Section::scale, kMeasure, "X", "clip to this total norm; inf never clips",
        [](Line& line, const Value& v) { line.scale.max_norm = max_norm(v); }},
-      {"no-clip", Kind::flag, Section::scale, kClip | kNorms | kCheck, "", "clip nothing, whatever was recorded",
+      {"no-clip", Kind::flag, Section::scale, kMeasure, "", "clip nothing, whatever was recorded",
        [](Line& line, const Value& v) { line.scale.no_clip = boolean(v); }},
-      {"nonfinite", Kind::value, Section::scale, kClip | kNorms | kCheck, "POLICY",
+      {"nonfinite", Kind::value, Section::scale, kMeasure, "POLICY",
        "a total that is NaN or inf: propagate (default), error, skip or zero",
        [](Line& line, const Value& v) {
          line.clip.nonfinite = choice<NonfinitePolicy>(v, {{"propagate", NonfinitePolicy::propagate},
@@ -249,40 +248,37 @@ std::vector<OptionEntry> make_table() {
                                                            {"skip", NonfinitePolicy::skip},
                                                            {"zero", NonfinitePolicy::zero}});
        }},
-      {"no-scale", Kind::flag, Section::scale, kClip | kNorms | kCheck, "",
-       "leave out the division by tokens and experts",
+      {"no-scale", Kind::flag, Section::scale, kMeasure, "", "leave out the division by tokens and experts",
        [](Line& line, const Value& v) { line.clip.no_scale = boolean(v); }},
-      {"num-label-tokens", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
+      {"num-label-tokens", Kind::value, Section::scale, kMeasure, "N",
        "label tokens of the step, in all; auto: counted from its labels", num_label_tokens},
-      {"ignore-index", Kind::value, Section::scale, kClip | kNorms | kCheck | kTokens, "N",
+      {"ignore-index", Kind::value, Section::scale, kMeasure | kTokens, "N",
        "the label that does not count (default -100)",
        [](Line& line, const Value& v) { line.labels.ignore_index = integer(v, -(std::int64_t{1} << 62)); }},
-      {"dp-axes", Kind::value, Section::scale, kClip | kNorms | kCheck | kTokens, "NAMES",
+      {"dp-axes", Kind::value, Section::scale, kMeasure | kTokens, "NAMES",
        "axes of the device mesh with labels of their own, for auto (default: dp,dp_replicate,dp_shard)",
        [](Line& line, const Value& v) {
          line.labels.dp_axes = parse_axes(v.text);
          if (line.labels.dp_axes.empty()) refuse(v, "names of axes, separated by commas");
        }},
-      {"dp-group-size", Kind::value, Section::scale, kClip | kNorms | kCheck, "N", "size of the data-parallel group",
+      {"dp-group-size", Kind::value, Section::scale, kMeasure, "N", "size of the data-parallel group",
        [](Line& line, const Value& v) { line.scale.dp_group_size = integer(v, 1); }},
-      {"expert-tp-replication-factor", Kind::value, Section::scale, kClip | kNorms | kCheck, "N",
-       "factor of the expert divisor",
+      {"expert-tp-replication-factor", Kind::value, Section::scale, kMeasure, "N", "factor of the expert divisor",
        [](Line& line, const Value& v) { line.scale.expert_tp_replication_factor = integer(v, 1); }},
-      {"pp", Kind::toggle, Section::scale, kClip | kNorms | kCheck | kVerify, "",
-       "whether the step ran with pipeline parallelism",
+      {"pp", Kind::toggle, Section::scale, kMeasure | kVerify, "", "whether the step ran with pipeline parallelism",
        [](Line& line, const Value& v) { line.scale.pp = boolean(v); }},
-      {"pp-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify | kTokens, "NAME",
+      {"pp-axis", Kind::value, Section::scale, kMeasure | kVerify | kTokens, "NAME",
        "pipeline dimension of the device mesh", [](Line& line, const Value& v) { line.scale.pp_axis = v.text; }},
-      {"ep-axis", Kind::value, Section::scale, kClip | kNorms | kCheck | kVerify, "NAME",
-       "expert dimension of the MoE mesh", [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
-      {"foreach", Kind::toggle, Section::scale, kClip | kNorms | kCheck, "", "as the step passed it",
+      {"ep-axis", Kind::value, Section::scale, kMeasure | kVerify, "NAME", "expert dimension of the MoE mesh",
+       [](Line& line, const Value& v) { line.scale.ep_axis = v.text; }},
+      {"foreach", Kind::toggle, Section::scale, kMeasure, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.foreach = boolean(v); }},
-      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kClip | kNorms | kCheck, "", "as the step passed it",
+      {"use-torch-clip-grad-norm", Kind::toggle, Section::scale, kMeasure, "", "as the step passed it",
        [](Line& line, const Value& v) { line.scale.use_torch_clip_grad_norm = boolean(v); }},
 
-      {"norm-type", Kind::value, Section::common, kAll, "P", "p of the p-norm: a number above 0, or inf",
+      {"norm-type", Kind::value, Section::common, kMeasure | kVerify, "P", "p of the p-norm: a number above 0, or inf",
        [](Line& line, const Value& v) { line.scale.norm_type = norm_type(v); }},
-      {"numerics", Kind::value, Section::common, kAll, "HOW",
+      {"numerics", Kind::value, Section::common, kMeasure, "HOW",
        "exact (default), or a framework's arithmetic: automodel, automodel-cpu, torch",
        [](Line& line, const Value& v) {
          line.common.numerics = choice<Numerics>(v, {{"exact", Numerics::exact},
@@ -300,31 +296,34 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) {
          line.common.format = choice<OutputFormat>(v, {{"text", OutputFormat::text}, {"json", OutputFormat::json}});
        }},
-      {"strict", Kind::flag, Section::common, kAll, "", "findings exit 1",
+      {"strict", Kind::flag, Section::common, kAll & ~(kInspect | kSynth | kDoctor), "", "findings exit 1",
        [](Line& line, const Value& v) { line.common.strict = boolean(v); }},
-      {"device", Kind::value, Section::common, kAll, "WHAT", "auto (default), cuda or cpu",
+      {"device", Kind::value, Section::common, kMeasure | kVerify | kAccumulate | kDoctor, "WHAT",
+       "auto (default), cuda or cpu",
        [](Line& line, const Value& v) {
          line.common.device = choice<DeviceChoice>(
              v, {{"auto", DeviceChoice::automatic}, {"cuda", DeviceChoice::cuda}, {"cpu", DeviceChoice::cpu}});
        }},
-      {"threads", Kind::value, Section::common, kAll, "N", "of each process (default: its share of the processors)",
+      {"threads", Kind::value, Section::common, kAll & ~(kInspect | kTokens | kDoctor), "N",
+       "of each process (default: its share of the processors)",
        [](Line& line, const Value& v) { line.common.threads = static_cast<std::size_t>(integer(v, 1, 65536)); }},
-      {"memory-budget", Kind::value, Section::common, kAll, "SIZE",
+      {"memory-budget", Kind::value, Section::common, kAll & ~(kInspect | kSynth | kDoctor), "SIZE",
        "of each process: 4G, 512Mi (default: half the memory divided by the processes)",
        [](Line& line, const Value& v) {
          line.common.memory_budget = parse_size(v.text);
          if (!line.common.memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
-      {"device-memory-budget", Kind::value, Section::common, kClip | kNorms | kCheck, "SIZE",
+      {"device-memory-budget", Kind::value, Section::common, kMeasure, "SIZE",
        "of each process on its device (default: half of what is free, divided by the processes on it)",
        [](Line& line, const Value& v) {
          line.common.device_memory_budget = parse_size(v.text);
          if (!line.common.device_memory_budget) refuse(v, "a size such as 4G or 512Mi");
        }},
-      {"offload", Kind::flag, Section::common, kClip | kNorms | kCheck, "",
+      {"offload", Kind::flag, Section::common, kMeasure, "",
        "one model part at a time on the device, the others in host memory",
        [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
-      {"progress", Kind::toggle, Section::common, kAll, "", "progress on stderr (default: if that is a terminal)",
+      {"progress", Kind::toggle, Section::common, kAll & ~(kInspect | kTokens | kDoctor), "",
+       "progress on stderr (default: if that is a terminal)",
        [](Line& line, const Value& v) { line.common.progress = boolean(v); }},
       {"timeout", Kind::value, Section::common, kAll, "SECONDS",
        "end the run if a process waits longer for the others (default: for ever)",

@@ -35,7 +35,8 @@ enum class Section : std::uint8_t { command, scale, common };
 
 constexpr unsigned kClip = 1, kNorms = 2, kInspect = 4, kDoctor = 8, kVerify = 16, kDiff = 32, kCheck = 64,
                    kMerge = 128, kSynth = 256, kReport = 512, kTokens = 1024, kAccumulate = 2048;
-constexpr unsigned kAll = ~kReport;  // that work: report only draws what another found
+constexpr unsigned kAll = ~kReport;                     // that work: report only draws what another found
+constexpr unsigned kMeasure = kClip | kNorms | kCheck;  // the scaled norm
 
 struct OptionEntry {
   std::string name;

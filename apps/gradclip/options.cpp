@@ -35,6 +35,16 @@ void check_depth(const CommandLine& line, const Values& values) {
                             : fmt::format("{} is {}", by->second.origin, gradclip::quoted(by->second.text)));
 }
 
+/// Of labels that nobody counts they say nothing.
+void check_labels(const CommandLine& line, const Values& values) {
+  if (line.labels.count || line.command == Command::tokens) return;
+  for (const std::string_view name : {"ignore-index", "dp-axes"}) {
+    const auto value = values.find(name);
+    if (value == values.end() || value->second.level != Level::command_line) continue;
+    refuse(value->second, "--num-label-tokens auto beside it, which counts the labels");
+  }
+}
+
 void check_storage(const CommandLine& line, const Values& values) {
   const auto stored = values.find("dtype");
   if (stored == values.end() || line.command != Command::accumulate || size_of(line.synth.dtype) != 1) return;
@@ -152,6 +162,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     if (path != nullptr && *path != '\0') arguments.config = path;
   }
   if (arguments.config) add_config(values, table, command.bit, *arguments.config);
+  line.config = arguments.config.value_or("");
   settle_clipping(values);
 
   line.command = command.command;
@@ -163,6 +174,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
     if (value != values.end()) option.apply(line, value->second);
   }
   check_depth(line, values);
+  check_labels(line, values);
   check_storage(line, values);
   check_comparison(line, values);
   check_sweep(line, values);

@@ -92,6 +92,7 @@ struct CommandLine {
   AccumulateOptions accumulate;                  ///< accumulate
   std::optional<std::filesystem::path> checked;  ///< accumulate --check: compared by `diff`'s rule
   SynthOptions synth;                            ///< synth
+  std::filesystem::path config;                  ///< --config; empty: none
   bool overwrite = false;
   bool verify = false;    ///< clip, norms: rank files against their recorded checksums first
   bool isolate = true;    ///< verify: rank files are checked in helper processes

@@ -211,10 +211,7 @@ DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
     mine += bytes_of_process(dump->manifest());
   }
   DiffRun run{{&a, b}, comm(), threads_, memory_budget_, {}};
-  if (speaks()) {
-    progress_.begin(mine);
-    run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
-  }
+  if (speaks()) run.progress = begin_progress(mine);
   return run;
 }
 
@@ -227,10 +224,7 @@ AccumulateRun Session::run_over(const MicrobatchDumps& dumps) {
     limit_open_files(*dump, memory_budget_ / 4 / dumps.size());
     mine += bytes_of_process(dump->manifest());
   }
-  if (speaks()) {
-    progress_.begin(mine);
-    run.progress = [this](std::uint64_t finished) { progress_.add(finished); };
-  }
+  if (speaks()) run.progress = begin_progress(mine);
   return run;
 }
 
@@ -242,6 +236,11 @@ double Session::bytes_of_process(const Manifest& manifest) const {
     mine += bytes[static_cast<std::size_t>(rank)];
   }
   return mine;
+}
+
+std::function<void(std::uint64_t)> Session::begin_progress(double bytes) {
+  progress_.begin(bytes);
+  return [this](std::uint64_t finished) { progress_.add(finished); };
 }
 
 void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {

@@ -68,6 +68,8 @@ class Session {
 
   /// For a replay of a step's microbatches, on the chosen device. Collective.
   [[nodiscard]] AccumulateRun run_over(const MicrobatchDumps& dumps);
+  /// A progress line of `bytes` of work. @return to be told of finished bytes, from any thread
+  [[nodiscard]] std::function<void(std::uint64_t)> begin_progress(double bytes);
 
   /// Refuses a --report that cannot be written at the end, before the work begins.
   /// Errors: Error(usage): inside the input dump, the output itself, in no directory, a directory.

@@ -60,7 +60,7 @@ class Sweep {
       finding.message = gradclip::quoted(head.path) + ": " + finding.message;
     }
     try {
-      code_ = std::max(code_, outcome(result, dump.manifest(), line_));
+      code_ = std::max(code_, naming(path, [&] { return outcome(result, dump.manifest(), line_); }));
     } catch (const Error&) {  // --nonfinite error: said after the report is written
       if (!refusal_) refusal_ = std::current_exception();
     }

@@ -20,7 +20,7 @@ void take_training(const Manifest& manifest, const CommandLine& line, VerifyOpti
     const TrainingStep step = training_step(manifest, line.scale);
     options.order = step.order;
     options.ep_axis_name = step.ep_axis_name;
-    options.pipeline = pipeline_view(manifest, step);
+    if (options.complete) options.pipeline = pipeline_view(manifest, step);
   } catch (const Error& error) {
     if (error.code() != ExitCode::bad_input) throw;
     options.ep_axis_name = line.scale.ep_axis.value_or(manifest.training.ep_axis_name.value_or(""));
@@ -43,13 +43,15 @@ ExitCode run_verify(Session& session, const CommandLine& line) {
   options.threads = session.threads();
   options.isolate = line.isolate;
   options.problems = std::move(reading.problems);
+  options.complete = reading.complete;
   take_training(*reading.manifest, line, options);
   DumpReader dump(line.dump, std::move(*reading.manifest));
   Run run = session.run_over(dump, 1);
   const Verification found = verify_dump(run, options);
 
   publish(session, line, &dump.manifest(),
-          {true, dump.manifest().has_checksum, found.files, found.file_checksums, found.shards, found.shard_checksums},
+          {true, dump.manifest().has_checksum, found.files, found.file_checksums, found.shards, found.shard_checksums,
+           options.complete},
           found.findings);
   return found.findings.empty() ? ExitCode::done : ExitCode::findings;
 }

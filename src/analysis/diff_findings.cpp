@@ -161,7 +161,10 @@ std::string count_text(const Difference& found) {
   }
   if (found.nan_different != 0) text += fmt::format(", {} of them NaN on one side or both", found.nan_different);
   if (found.max_abs > 0.0) {
-    text += fmt::format("; by up to {:.6g}, relatively {:.6g}", found.max_abs, found.max_rel);
+    text += fmt::format("; by up to {:.6g}, relatively ", found.max_abs);
+    text += std::isfinite(found.max_rel) ? fmt::format("{:.6g}", found.max_rel)
+            : found.sums.bb == 0.0       ? "without bound: B is 0 everywhere"
+                                         : "without bound: some are 0 in B";
   }
   return text;
 }

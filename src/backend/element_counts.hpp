@@ -23,7 +23,7 @@ inline constexpr std::array<DType, 4> kCastTypes{DType::float16, DType::bfloat16
 struct CastCounts {
   std::uint64_t to_zero = 0;
   std::uint64_t to_subnormal = 0;  ///< of the narrower type, whether the number is one now or not
-  std::uint64_t overflow = 0;      ///< to infinity, of float8_e4m3fn to NaN
+  std::uint64_t overflow = 0;      ///< beyond its range: infinity, of float8_e4m3fn NaN or saturated
 
   friend bool operator==(const CastCounts&, const CastCounts&) = default;
 };

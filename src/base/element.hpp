@@ -70,8 +70,8 @@ GRADCLIP_HOST_DEVICE To bits_as(From from) {
 ///   kNonfinite, kNan     smallest magnitude that is not finite, that is a NaN (float8_e4m3fn has no infinity)
 ///   kCanonicalNan        the NaN that operations and conversions produce, never negative
 ///   widen(Bits)          exact; a NaN becomes the canonical one of Compute for types narrower than float32
-///   round(Compute)       to nearest even, subnormals kept, overflow to infinity (float8_e4m3fn: NaN), as PyTorch
-///   converts
+///   round(Compute)       to nearest even, subnormals kept, overflow to infinity; float8_e4m3fn to NaN,
+///                        as PyTorch did before it saturated (2.12)
 template <DType D>
 struct Element;
 

@@ -123,6 +123,9 @@ struct Manifest {
   std::map<std::string, FileRecord> files;
   std::string producer;  ///< for people: "gradclip_record 0.1.0 (torch 2.9)"
   bool has_checksum = false;
+  /// From examine_manifest() alone: entries that were refused, with name and dataset where they could be read. What a
+  /// rank file holds of them is no surplus.
+  std::vector<ParameterEntry> refused;
 
   /// Recorded ranks that hold the parameter, ascending.
   [[nodiscard]] std::vector<std::int32_t> holders(const ParameterEntry& parameter) const;
@@ -154,9 +157,12 @@ struct Manifest {
 
 /// A manifest with all that is wrong with it, as far as one problem does not follow from another.
 struct ManifestReading {
-  std::optional<Manifest> manifest;  ///< empty if something else than its checksum is wrong
+  /// Without the meshes, parameters, files and numbers that are wrong, and parameters on such meshes. Empty if it is no
+  /// JSON, of another format, or does not say which rank files there are.
+  std::optional<Manifest> manifest;
   /// Every one with a kind: "unfinished", "checksum", "placement", "manifest".
   std::vector<ErrorText> problems;
+  bool complete = false;  ///< every mesh, parameter and training number is in it
 };
 
 /// read_manifest() for `verify`, which goes on after a problem.

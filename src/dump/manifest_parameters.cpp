@@ -117,6 +117,18 @@ Error with_parameter_name(const Error& error, const nlohmann::json& parameter) {
   return {error.code(), std::move(text), error.location()};
 }
 
+/// Name and dataset of an entry that is wrong elsewhere; empty where they are.
+ParameterEntry known_of(const JsonField& field) {
+  ParameterEntry known;
+  try {
+    known.name = field.at("name").name();
+    parse_dataset(field, known);
+    return known;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 void ParameterParser::take(std::size_t index, const nlohmann::json& value) {
@@ -129,25 +141,46 @@ void ParameterParser::take(std::size_t index, const nlohmann::json& value) {
       return;
     }
     problems_->push_back(with_parameter_name(error, value).text());
-    manifest_.parameters.emplace_back();
+    manifest_.parameters.push_back(known_of({value, where_, {}}));
     pending_.push_back({kNoMesh, false, true});
   }
 }
 
-void ParameterParser::finish(const MeshIndices& mesh_indices) {
-  rethrow();
-  bool complete = true;
-  for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-    try {
-      if (!pending_[i].refused) finish_parameter(i, mesh_indices);
-    } catch (const Error& error) {
-      if (problems_ == nullptr) throw;
-      problems_->push_back(error.text());
-      complete = false;
-    }
-    complete = complete && !pending_[i].refused;
+template <class Function>
+bool ParameterParser::attempt(std::size_t index, const Function& function) {
+  try {
+    function();
+    return true;
+  } catch (const Error& error) {
+    if (problems_ == nullptr) throw;
+    problems_->push_back(error.text());
+    pending_[index].refused = true;
+    return false;
   }
-  if (complete) refuse_shared_datasets();
+}
+
+void ParameterParser::finish(const MeshIndices& mesh_indices, const std::set<std::string>& refused_meshes) {
+  rethrow();
+  for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+    Pending& pending = pending_[i];
+    if (pending.mesh != kNoMesh && refused_meshes.count(mesh_names_[pending.mesh]) != 0) pending.refused = true;
+    if (!pending.refused) attempt(i, [&] { finish_parameter(i, mesh_indices); });
+  }
+  refuse_shared_datasets();
+  leave_out_refused();
+}
+
+void ParameterParser::leave_out_refused() {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+    ParameterEntry& entry = manifest_.parameters[i];
+    if (pending_[i].refused) {
+      manifest_.refused.push_back(std::move(entry));
+    } else if (kept++ != i) {
+      manifest_.parameters[kept - 1] = std::move(entry);
+    }
+  }
+  manifest_.parameters.resize(kept);
 }
 
 void ParameterParser::take_checked(std::size_t index, const nlohmann::json& value) {
@@ -284,11 +317,12 @@ void ParameterParser::check_rank(const JsonField& field, std::int32_t rank) cons
   }
 }
 
-void ParameterParser::refuse_shared_datasets() const {
+void ParameterParser::refuse_shared_datasets() {
   std::unordered_map<std::string_view, std::vector<std::size_t>> repeated;
   std::unordered_map<std::string_view, std::size_t> first;
   first.reserve(manifest_.parameters.size());
   for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+    if (pending_[i].refused) continue;
     const auto [known, is_new] = first.emplace(manifest_.parameters[i].dataset, i);
     if (is_new) continue;
     auto& entries = repeated[known->first];
@@ -300,30 +334,30 @@ void ParameterParser::refuse_shared_datasets() const {
 }
 
 void ParameterParser::refuse_shared_ranks(const std::vector<std::size_t>& entries,
-                                          std::set<std::vector<std::size_t>>& disjoint) const {
+                                          std::set<std::vector<std::size_t>>& disjoint) {
   std::vector<std::size_t> meshes;
   for (const std::size_t i : entries) meshes.push_back(manifest_.parameters[i].mesh.value_or(kNoMesh));
   std::sort(meshes.begin(), meshes.end());
   const bool all_on_meshes = meshes.back() != kNoMesh;
   if (all_on_meshes && disjoint.count(meshes) != 0) return;
   std::unordered_map<std::int32_t, std::size_t> holder;
-  for (const std::size_t i : entries) {
-    const ParameterEntry& entry = manifest_.parameters[i];
-    for (const std::int32_t rank : entry.mesh ? manifest_.meshes[*entry.mesh].ranks() : entry.ranks) {
-      const auto [other, is_new] = holder.emplace(rank, i);
-      if (!is_new) refuse_shared_rank(entry, i, other->second, rank);
-    }
-  }
-  if (all_on_meshes) disjoint.insert(std::move(meshes));
+  bool shares = false;
+  for (const std::size_t i : entries) shares = !attempt(i, [&] { take_ranks(i, holder); }) || shares;
+  if (all_on_meshes && !shares) disjoint.insert(std::move(meshes));
 }
 
-void ParameterParser::refuse_shared_rank(const ParameterEntry& entry, std::size_t index, std::size_t other,
-                                         std::int32_t rank) const {
-  throw Error(ExitCode::bad_input,
-              {.where = fmt::format("{}, parameters[{}] ({})", where_, index, quoted(entry.name)),
-               .found = fmt::format("stands on rank {} a second time, after parameters[{}]", rank, other),
-               .expected = "entries of one name to be on different ranks, or to have a \"dataset\" of their own",
-               .advice = {}});
+/// Makes an entry the holder of its ranks' datasets. Errors: another one is already.
+void ParameterParser::take_ranks(std::size_t index, std::unordered_map<std::int32_t, std::size_t>& holder) const {
+  const ParameterEntry& entry = manifest_.parameters[index];
+  for (const std::int32_t rank : entry.mesh ? manifest_.meshes[*entry.mesh].ranks() : entry.ranks) {
+    const auto [other, is_new] = holder.emplace(rank, index);
+    if (is_new) continue;
+    throw Error(ExitCode::bad_input,
+                {.where = fmt::format("{}, parameters[{}] ({})", where_, index, quoted(entry.name)),
+                 .found = fmt::format("stands on rank {} a second time, after parameters[{}]", rank, other->second),
+                 .expected = "entries of one name to be on different ranks, or to have a \"dataset\" of their own",
+                 .advice = {}});
+  }
 }
 
 }  // namespace gradclip

@@ -45,8 +45,9 @@ auto located(const JsonField& field, Function&& function) -> decltype(function()
 class ParameterParser {
  public:
   /// Appends to manifest.parameters.
-  /// @param problems  null: the first one is thrown. Else all are collected there, nothing is thrown, and the entries
-  ///                  are of no use if there is any.
+  /// @param problems  null: the first one is thrown. Else all are collected there, nothing is thrown, and finish()
+  /// moves
+  ///                  the entries that are wrong to manifest.refused.
   ParameterParser(Manifest& manifest, const std::string& where, std::vector<ErrorText>* problems)
       : manifest_(manifest), where_(where), problems_(problems) {}
 
@@ -55,7 +56,8 @@ class ParameterParser {
   void take(std::size_t index, const nlohmann::json& value);
 
   /// Meshes, ranks and world size; no two entries may mean the same dataset of the same rank.
-  void finish(const MeshIndices& mesh_indices);
+  /// @param refused_meshes  names of meshes that are wrong themselves: their parameters are no problems of their own
+  void finish(const MeshIndices& mesh_indices, const std::set<std::string>& refused_meshes);
 
   /// What was wrong with an entry, if anything.
   void rethrow() const {
@@ -67,7 +69,7 @@ class ParameterParser {
   struct Pending {
     std::size_t mesh;  // index into mesh_names_, or kNoMesh
     bool has_ranks;
-    bool refused = false;  // an entry that only keeps its place
+    bool refused = false;  // an entry that only keeps its place and its name
   };
 
   void take_checked(std::size_t index, const nlohmann::json& value);
@@ -79,10 +81,13 @@ class ParameterParser {
   void finish_on_mesh(const JsonField& field, ParameterEntry& entry, const Pending& pending) const;
   void check_flat(const JsonField& field, const ParameterEntry& entry, const DeviceMesh& mesh) const;
   void check_rank(const JsonField& field, std::int32_t rank) const;
-  void refuse_shared_datasets() const;
-  void refuse_shared_ranks(const std::vector<std::size_t>& entries, std::set<std::vector<std::size_t>>& disjoint) const;
-  [[noreturn]] void refuse_shared_rank(const ParameterEntry& entry, std::size_t index, std::size_t other,
-                                       std::int32_t rank) const;
+  /// Whether there was no problem; an entry with one is refused.
+  template <class Function>
+  bool attempt(std::size_t index, const Function& function);
+  void refuse_shared_datasets();
+  void refuse_shared_ranks(const std::vector<std::size_t>& entries, std::set<std::vector<std::size_t>>& disjoint);
+  void take_ranks(std::size_t index, std::unordered_map<std::int32_t, std::size_t>& holder) const;
+  void leave_out_refused();
 
   Manifest& manifest_;
   const std::string& where_;

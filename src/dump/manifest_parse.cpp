@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -20,7 +20,7 @@ constexpr std::string_view kChecksum = "checksum";
 class ManifestParser {
  public:
   /// @param problems  null: the first one is thrown. Else they are collected there as far as one does not follow from
-  ///                  another; the manifest is of use only if they concern nothing but its checksum.
+  ///                  another, and the manifest is what is left without them.
   ManifestParser(const std::string& where, std::vector<ErrorText>* problems)
       : where_(where), problems_(problems), parameters_(manifest_, where_, problems) {}
 
@@ -33,20 +33,25 @@ class ManifestParser {
     check_format(root);
     parameters_.rethrow();
     attempt([&] { check_checksum(root, document.checksum); });
-    if (attempt([&] { parse_head(root); }) && attempt([&] { parse_meshes(root); })) {
-      attempt([&] {
+    usable_ = parse_job(root);
+    parse_moment(root);
+    if (manifest_.world_size > 0) {
+      const bool meshes = parse_meshes(root);
+      const bool parameters = attempt([&] {
         if (!root.at("parameters").value().is_array()) root.at("parameters").fail("a list");
-        parameters_.finish(mesh_indices_);
+        parameters_.finish(mesh_indices_, refused_meshes_);
       });
+      complete_ = meshes && parameters && manifest_.refused.empty();
     }
-    attempt([&] {
-      if (const auto training = root.find("training")) parse_training(*training);
-    });
-    attempt([&] {
-      if (const auto files = root.find("files")) parse_files(*files);
-    });
+    if (const auto training = root.find("training")) complete_ = parse_training(*training) && complete_;
+    if (const auto files = root.find("files")) parse_files(*files);
     return std::move(manifest_);
   }
+
+  /// Whether the manifest says which rank files there are. After parse().
+  [[nodiscard]] bool usable() const noexcept { return usable_; }
+  /// Whether every mesh, parameter and training number is in it. After parse().
+  [[nodiscard]] bool complete() const noexcept { return complete_; }
 
  private:
   /// Whether there was no problem.
@@ -89,14 +94,30 @@ class ManifestParser {
                  .kind = kChecksum});
   }
 
-  void parse_head(const JsonField& root) {
-    manifest_.world_size = static_cast<std::int32_t>(root.at("world_size").integer(1, kMaxWorldSize));
-    manifest_.rank_file_pattern = checked_pattern(root.at("rank_file"));
-    if (const auto step = root.find("step")) manifest_.step = step->integer(-kAnyInteger, kAnyInteger);
-    if (const auto microbatch = root.find("microbatch")) manifest_.microbatch = parse_microbatch(*microbatch);
-    if (const auto accumulation = root.find("accumulation")) manifest_.accumulation = parse_accumulation(*accumulation);
-    if (const auto state = root.find("state")) manifest_.state = parse_state(*state);
-    if (const auto producer = root.find("producer")) manifest_.producer = describe_producer(*producer);
+  bool parse_job(const JsonField& root) {
+    const bool size = attempt(
+        [&] { manifest_.world_size = static_cast<std::int32_t>(root.at("world_size").integer(1, kMaxWorldSize)); });
+    return attempt([&] { manifest_.rank_file_pattern = checked_pattern(root.at("rank_file")); }) && size;
+  }
+
+  void parse_moment(const JsonField& root) {
+    attempt([&] {
+      if (const auto step = root.find("step")) manifest_.step = step->integer(-kAnyInteger, kAnyInteger);
+    });
+    attempt([&] {
+      if (const auto microbatch = root.find("microbatch")) manifest_.microbatch = parse_microbatch(*microbatch);
+    });
+    attempt([&] {
+      if (const auto accumulation = root.find("accumulation")) {
+        manifest_.accumulation = parse_accumulation(*accumulation);
+      }
+    });
+    attempt([&] {
+      if (const auto state = root.find("state")) manifest_.state = parse_state(*state);
+    });
+    attempt([&] {
+      if (const auto producer = root.find("producer")) manifest_.producer = describe_producer(*producer);
+    });
   }
 
   static MicrobatchRecord parse_microbatch(const JsonField& field) {
@@ -167,21 +188,33 @@ class ManifestParser {
 
   // ---- meshes
 
-  void parse_meshes(const JsonField& root) {
-    if (const auto meshes = root.find("meshes")) {
-      for (const auto& [key, value] : meshes->object().items()) parse_mesh(key, meshes->member(key, value));
-    }
-    if (const auto device_mesh = root.find("device_mesh")) manifest_.device_mesh = mesh_index(*device_mesh);
-    if (const auto moe = root.find("moe_mesh")) {
-      if (moe->value().is_string()) {
-        manifest_.moe_meshes.push_back(mesh_index(*moe));
-      } else {
-        if (!moe->value().is_array()) moe->fail("null, the name of a mesh or a list of names");
-        for (std::size_t i = 0; i < moe->value().size(); ++i) {
-          manifest_.moe_meshes.push_back(mesh_index(moe->element(i)));
+  bool parse_meshes(const JsonField& root) {
+    bool all = attempt([&] {
+      if (const auto meshes = root.find("meshes")) {
+        for (const auto& [key, value] : meshes->object().items()) {
+          const bool good = attempt([&] { parse_mesh(key, meshes->member(key, value)); });
+          if (!good) refused_meshes_.insert(key);
         }
       }
-    }
+    });
+    all = attempt([&] {
+            if (const auto device_mesh = root.find("device_mesh")) manifest_.device_mesh = mesh_index(*device_mesh);
+          }) &&
+          all;
+    all = attempt([&] {
+            if (const auto moe = root.find("moe_mesh")) parse_moe_meshes(*moe);
+          }) &&
+          all;
+    return all && refused_meshes_.empty();
+  }
+
+  void parse_moe_meshes(const JsonField& field) {
+    const auto add = [&](const JsonField& mesh) {
+      if (const auto index = mesh_index(mesh)) manifest_.moe_meshes.push_back(*index);
+    };
+    if (field.value().is_string()) return add(field);
+    if (!field.value().is_array()) field.fail("null, the name of a mesh or a list of names");
+    for (std::size_t i = 0; i < field.value().size(); ++i) add(field.element(i));
   }
 
   void parse_mesh(const std::string& key, const JsonField& field) {
@@ -227,27 +260,36 @@ class ManifestParser {
     return static_cast<std::int32_t>(value);
   }
 
-  std::size_t mesh_index(const JsonField& field) const {
+  /// Empty for a mesh that is wrong itself.
+  std::optional<std::size_t> mesh_index(const JsonField& field) const {
+    if (refused_meshes_.count(field.string()) != 0) return std::nullopt;
     return gradclip::mesh_index(manifest_, mesh_indices_, field.string(), field);
   }
 
   // ---- training and files
 
-  void parse_training(const JsonField& field) {
+  bool parse_training(const JsonField& field) {
     TrainingRecord& training = manifest_.training;
+    if (!attempt([&] { static_cast<void>(field.object()); })) return false;
+    bool all = true;
+    const auto take = [&](const char* key, auto& to, const auto& value_of) {
+      all = attempt([&] {
+              if (const auto found = field.find(key)) to = value_of(*found);
+            }) &&
+            all;
+    };
     const auto number = [&](const char* key, std::optional<double>& to) {
-      if (const auto found = field.find(key)) to = found->number();
+      take(key, to, [](const JsonField& found) { return found.number(); });
     };
     const auto integer = [&](const char* key, std::optional<std::int64_t>& to) {
-      if (const auto found = field.find(key)) to = found->integer(-kAnyInteger, kAnyInteger);
+      take(key, to, [](const JsonField& found) { return found.integer(-kAnyInteger, kAnyInteger); });
     };
     const auto boolean = [&](const char* key, std::optional<bool>& to) {
-      if (const auto found = field.find(key)) to = found->boolean();
+      take(key, to, [](const JsonField& found) { return found.boolean(); });
     };
     const auto text = [&](const char* key, std::optional<std::string>& to) {
-      if (const auto found = field.find(key)) to = found->name();
+      take(key, to, [](const JsonField& found) { return found.name(); });
     };
-    static_cast<void>(field.object());
     number("max_grad_norm", training.max_grad_norm);
     number("norm_type", training.norm_type);
     boolean("pp_enabled", training.pp_enabled);
@@ -263,19 +305,25 @@ class ManifestParser {
     boolean("use_torch_clip_grad_norm", training.use_torch_clip_grad_norm);
     integer("ignore_index", training.ignore_index);
     number("grad_norm", training.grad_norm);
+    return all;
   }
 
   void parse_files(const JsonField& field) {
-    for (const auto& [key, value] : field.object().items()) {
+    if (!attempt([&] { static_cast<void>(field.object()); })) return;
+    for (const auto& [key, value] : field.value().items()) {
       const JsonField file = field.member(key, value);
-      FileRecord record;
-      record.bytes = static_cast<std::uint64_t>(file.at("bytes").integer(0, kAnyInteger));
-      if (const auto checksum = file.find("xxh3_64")) {
-        record.xxh3_64 = parse_checksum(checksum->string());
-        if (!record.xxh3_64) checksum->fail("16 hexadecimal digits");
-      }
-      manifest_.files.emplace(key, record);
+      attempt([&] { manifest_.files.emplace(key, file_record(file)); });
     }
+  }
+
+  static FileRecord file_record(const JsonField& file) {
+    FileRecord record;
+    record.bytes = static_cast<std::uint64_t>(file.at("bytes").integer(0, kAnyInteger));
+    if (const auto checksum = file.find("xxh3_64")) {
+      record.xxh3_64 = parse_checksum(checksum->string());
+      if (!record.xxh3_64) checksum->fail("16 hexadecimal digits");
+    }
+    return record;
   }
 
   const std::string& where_;
@@ -283,6 +331,9 @@ class ManifestParser {
   Manifest manifest_;
   ParameterParser parameters_;
   MeshIndices mesh_indices_;
+  std::set<std::string> refused_meshes_;
+  bool usable_ = false;
+  bool complete_ = false;
 };
 
 }  // namespace
@@ -294,10 +345,10 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
 ManifestReading examine_manifest(const std::string& text, const std::string& where) {
   ManifestReading reading;
   try {
-    Manifest manifest = ManifestParser(where, &reading.problems).parse(text);
-    const bool usable = std::all_of(reading.problems.begin(), reading.problems.end(),
-                                    [](const ErrorText& problem) { return problem.kind == kChecksum; });
-    if (usable) reading.manifest = std::move(manifest);
+    ManifestParser parser(where, &reading.problems);
+    Manifest manifest = parser.parse(text);
+    if (parser.usable()) reading.manifest = std::move(manifest);
+    reading.complete = parser.complete();
   } catch (const Error& error) {
     if (error.code() != ExitCode::bad_input) throw;
     reading.problems.push_back(error.text());

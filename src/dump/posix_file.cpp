@@ -29,6 +29,10 @@ auto uninterrupted(Call&& call) {
   return result;
 }
 
+bool is_of_the_file(int error_number) noexcept {
+  return error_number == EACCES || error_number == EPERM || error_number == EIO;
+}
+
 ExitCode code_of(int error_number) noexcept {
   switch (error_number) {
     case ENOENT:
@@ -52,7 +56,8 @@ Error system_error(const std::filesystem::path& path, const std::string& doing, 
                {.where = path.string(),
                 .found = fmt::format("cannot {}: {}", doing, std::generic_category().message(error_number)),
                 .expected = {},
-                .advice = advice});
+                .advice = advice,
+                .kind = is_of_the_file(error_number) ? kUnreadable : ""});
 }
 
 PosixFile::~PosixFile() {

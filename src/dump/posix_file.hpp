@@ -5,14 +5,19 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gradclip/base/error.hpp"
 
 namespace gradclip {
 
+/// ErrorText::kind of what cannot be read. Of an Error(resources) too, where the file is to blame (no permission, a
+/// medium that fails) and not a limit of the process.
+inline constexpr std::string_view kUnreadable = "unreadable";
+
 /// An error of the system: "PATH: cannot DO: REASON". ENOENT, ENOTDIR, EISDIR, ELOOP and ENAMETOOLONG are bad input,
-/// the others (permission, space, descriptors, input/output) resources.
+/// the others (permission, space, descriptors, input/output) resources; permission and input/output are kUnreadable.
 [[nodiscard]] Error system_error(const std::filesystem::path& path, const std::string& doing, int error_number);
 
 /// A regular file that is open; closes itself.

@@ -175,6 +175,11 @@ std::vector<std::string> RankFile::surplus() const {
     datasets.insert(entry.dataset);
     names.insert(entry.recorded_name());
   }
+  for (const ParameterEntry& entry : state.manifest.refused) {
+    if (entry.dataset.empty()) return {};  // it may be any of them
+    datasets.insert(entry.dataset);
+    names.insert(entry.recorded_name());
+  }
   std::vector<std::string> surplus;
   if (state.gradients) {
     for (const std::string& link : hdf5::link_names(state.gradients, state.where("/gradients"))) {

@@ -45,6 +45,43 @@ ReportDifference difference_of(const ParameterDifference& parameter) {
   return report;
 }
 
+bool is_same(const ReportValue& a, const ReportValue& b) {
+  const auto* x = std::get_if<double>(&a);
+  const auto* y = std::get_if<double>(&b);
+  return a == b || (x != nullptr && y != nullptr && std::isnan(*x) && std::isnan(*y));
+}
+
+template <class Value>
+ReportValue value_of(const std::optional<Value>& recorded) {
+  return recorded ? ReportValue(*recorded) : ReportValue(nullptr);
+}
+
+/// What else the manifests say of the two steps that is not the same.
+std::vector<ReportNote> notes_of(const Manifest& a, const Manifest& b) {
+  std::vector<ReportNote> notes;
+  const auto compare = [&](std::string what, ReportValue of_a, ReportValue of_b) {
+    if (!is_same(of_a, of_b)) notes.push_back({std::move(what), std::move(of_a), std::move(of_b)});
+  };
+  compare("state", std::string(name(a.state)), std::string(name(b.state)));
+  compare("step", value_of(a.step), value_of(b.step));
+  compare("world_size", std::int64_t{a.world_size}, std::int64_t{b.world_size});
+  const TrainingRecord &x = a.training, &y = b.training;
+  compare("max_grad_norm", value_of(x.max_grad_norm), value_of(y.max_grad_norm));
+  compare("norm_type", value_of(x.norm_type), value_of(y.norm_type));
+  compare("pp_enabled", value_of(x.pp_enabled), value_of(y.pp_enabled));
+  compare("pp_axis_name", value_of(x.pp_axis_name), value_of(y.pp_axis_name));
+  compare("ep_axis_name", value_of(x.ep_axis_name), value_of(y.ep_axis_name));
+  compare("num_label_tokens", value_of(x.num_label_tokens), value_of(y.num_label_tokens));
+  compare("dp_group_size", value_of(x.dp_group_size), value_of(y.dp_group_size));
+  compare("expert_tp_replication_factor", value_of(x.expert_tp_replication_factor),
+          value_of(y.expert_tp_replication_factor));
+  compare("foreach", value_of(x.foreach), value_of(y.foreach));
+  compare("use_torch_clip_grad_norm", value_of(x.use_torch_clip_grad_norm), value_of(y.use_torch_clip_grad_norm));
+  compare("ignore_index", value_of(x.ignore_index), value_of(y.ignore_index));
+  compare("grad_norm", value_of(x.grad_norm), value_of(y.grad_norm));
+  return notes;
+}
+
 }  // namespace
 
 Report diff_report(const std::filesystem::path& a, const Manifest& manifest_a, const std::filesystem::path& b,
@@ -55,6 +92,7 @@ Report diff_report(const std::filesystem::path& a, const Manifest& manifest_a, c
   report.run = std::move(run);
   ReportDiff& diff = report.diff.emplace();
   diff.other = report_dump(b, manifest_b);
+  diff.notes = notes_of(manifest_a, manifest_b);
   std::error_code error;
   diff.same_path = std::filesystem::equivalent(a, b, error);
   diff.ulps = rule.ulps;

@@ -73,6 +73,15 @@ void write_diff(JsonWriter& json, const ReportDiff& diff) {
   json.member("ulp", diff.ulps);
   json.member("equal_nan", diff.equal_nan);
   json.close();
+  json.open_member("notes", '[', Layout::lines);
+  for (const ReportNote& note : diff.notes) {
+    json.open('{', Layout::one_line);
+    json.member("what", note.what);
+    json.member("a", note.a);
+    json.member("b", note.b);
+    json.close();
+  }
+  json.close();
   json.open_member("parameters", '[', Layout::lines);
   for (const ReportDifference& parameter : diff.parameters) write_difference(json, parameter);
   json.close();

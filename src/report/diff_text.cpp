@@ -54,6 +54,20 @@ void write_side(const char* side, const ReportDump& dump, const TextStyle& style
   line(out, style, side, printable(dump.path), text);
 }
 
+/// Not the gradients, but what was recorded with them: often why they differ.
+void write_notes(const ReportDiff& diff, const TextStyle& style, std::ostream& out) {
+  std::vector<std::string> others;
+  for (const ReportNote& note : diff.notes) {
+    if (note.what == "state") {
+      line(out, style, "note", fmt::format("A is {}, B is {}", value_text(note.a), value_text(note.b)),
+           "what the step does between them is a difference", Ink::warning);
+    } else {
+      others.push_back(fmt::format("{} {} / {}", note.what, value_text(note.a), value_text(note.b)));
+    }
+  }
+  if (!others.empty()) line(out, style, "note", "A / B: " + comma_separated(others));
+}
+
 std::string rule_text(const ReportDiff& diff) {
   std::string text;
   if (diff.ulps) {
@@ -176,6 +190,7 @@ void write_differences(const Report& report, const TextStyle& style, std::ostrea
   write_side("A", report.dump, style, out);
   write_side("B", diff.other, style, out);
   if (diff.same_path) line(out, style, "", "A and B are the same directory", {}, Ink::warning);
+  write_notes(diff, style, out);
   line(out, style, "equal if", rule_text(diff));
   write_findings(report, style, out);
   write_table(diff, style, out);

@@ -190,6 +190,7 @@ void write_heat_map(Markup& html, const HeatMap& map) {
   const double step = (kRight - left) / static_cast<double>(std::max<std::size_t>(map.columns.size(), 1));
   std::vector<double> everything;
   for (const HeatMap::Row& row : map.rows) {
+    if (row.alarm) continue;
     for (const double value : finite_values(row.values)) everything.push_back(value);
   }
   const Tag svg(html, "svg", svg_attributes(bottom + kAxis, map.description));

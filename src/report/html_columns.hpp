@@ -40,7 +40,7 @@ void write_figure(Markup& html, std::string_view title, std::string_view explana
 /// The classes of colour between two words. @param scale  's' or 'd'
 void write_legend(Markup& html, std::string_view low, std::string_view high, char scale);
 
-/// Columns with rows that `value_of` and `text_of` give; rows without a finite value are left out.
+/// Columns with rows that `value_of` and `text_of` give; rows without any value are left out.
 template <class Row, class Value, class Text>
 HeatMap statistics_map(const std::vector<Row>& rows, std::vector<ChartName> columns,
                        const std::vector<std::string>& names, const Value& value_of, const Text& text_of) {
@@ -51,19 +51,28 @@ HeatMap statistics_map(const std::vector<Row>& rows, std::vector<ChartName> colu
     line.label = row.label;
     line.alarm = row.alarm;
     std::vector<double> finite;
+    std::optional<double> other;  // NaN or infinite
     for (std::size_t c = 0; c < names.size(); ++c) {
       const std::optional<double> value = value_of(row, c);
       line.values.push_back(value);
       line.tips.push_back(
           fmt::format("{}\n{}: {}", names[c], row.label, value ? text_of(row, *value) : std::string("none")));
-      if (value && std::isfinite(*value)) finite.push_back(*value);
+      if (value && std::isfinite(*value)) {
+        finite.push_back(*value);
+      } else if (value) {
+        other = value;
+      }
     }
     if (!finite.empty()) {
       const ColourScale scale(finite);
       line.low = text_of(row, scale.low());
       line.high = text_of(row, scale.high());
-      map.rows.push_back(std::move(line));
+    } else if (other) {
+      line.low = line.high = text_of(row, *other);
+    } else {
+      continue;
     }
+    map.rows.push_back(std::move(line));
   }
   return map;
 }

@@ -215,6 +215,7 @@ PagePart read_part(const JsonField& field, std::string name) {
   part.elements = count(field.at("elements"));
   part.norm = optional_number(field, "norm");
   part.share = optional_number(field, "share");
+  if (const std::optional<JsonField> histogram = field.find("histogram")) part.histogram = read_histogram(*histogram);
   return part;
 }
 
@@ -449,7 +450,9 @@ void read_checked(const JsonField& root, PageReport& report) {
   if (!root.find("checked")) return;
   const JsonField checked = root.at("checked"), checksums = root.at("checksums");
   const bool manifest = checked.at("manifest").boolean();
+  const auto complete = checked.find("complete");  // reports of earlier versions have none
   report.checked.emplace_back("Manifest", !manifest                            ? "cannot be used"
+                                          : complete && !complete->boolean()   ? "in part left out"
                                           : checksums.at("manifest").boolean() ? "as its checksum says"
                                                                                : "has no checksum");
   if (!manifest) return;
@@ -494,6 +497,13 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
       report.first_difference = text(first->at("name"));
       report.first_index = index_or_nothing(*first, "index");
     }
+    each(root, "notes", [&](const JsonField& field) {
+      const auto side = [&](const char* key) {
+        const std::string value = optional_scalar(field, key);
+        return value.empty() ? std::string("not recorded") : value;
+      };
+      report.contents.emplace_back(text(field.at("what")), side("a") + " in A, " + side("b") + " in B");
+    });
     each(root, "parameters", [&](const JsonField& field) {
       each(field, "worst", [&](const JsonField& element) {
         report.worst.push_back({report.differences.size(), index_or_nothing(element, "index"), element.at("a").number(),

@@ -83,6 +83,7 @@ struct PagePart {
   std::uint64_t elements = 0;
   std::optional<double> norm;
   std::optional<double> share;
+  std::optional<PageHistogram> histogram;  ///< lines of a view, with --histogram
 };
 
 struct PageParts {

@@ -162,8 +162,10 @@ void write_suite(const std::vector<Case>& cases, const std::string& title, doubl
 }  // namespace
 
 void write_junit(const Report& report, std::ostream& out) {
-  write_suite(cases_of(report), "gradclip " + report.command + " " + report.dump.path,
-              report.run ? report.run->seconds_total : 0.0, out);
+  const std::string of =
+      report.sweep ? fmt::format("--sweep of {} dumps", report.sweep->steps.size()) : report.dump.path;
+  write_suite(cases_of(report), "gradclip " + report.command + " " + of, report.run ? report.run->seconds_total : 0.0,
+              out);
 }
 
 void write_junit_failure(const std::string& command, const std::string& dump, const std::string& kind,

@@ -3,7 +3,7 @@
 namespace gradclip {
 
 Report merge_report(const std::filesystem::path& dump, const Manifest& manifest, const std::filesystem::path& output,
-                    MergeFormat format, const MergeResult& result, ReportRun run) {
+                    MergeFormat format, const MergeResult& result, bool labels, ReportRun run) {
   Report report;
   report.command = "merge";
   report.dump = report_dump(dump, manifest);
@@ -24,6 +24,10 @@ Report merge_report(const std::filesystem::path& dump, const Manifest& manifest,
     tensor.status = from.none ? "none" : from.repeated ? "repeated" : "written";
     merge.bytes += tensor.bytes;
   }
+  if (labels) merge.not_kept.emplace_back("labels");
+  if (!manifest.meshes.empty()) merge.not_kept.emplace_back("meshes");
+  if (format == MergeFormat::dump && !manifest.moe_meshes.empty()) merge.not_kept.emplace_back("moe_mesh");
+  if (format == MergeFormat::safetensors) merge.not_kept.emplace_back("training");
   report.findings = result.findings;
   return report;
 }

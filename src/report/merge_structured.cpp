@@ -9,6 +9,7 @@ using Layout = JsonWriter::Layout;
 void write_merge(JsonWriter& json, const ReportMerge& merge) {
   json.member("merged_as", merge.format);
   json.member("merged_bytes", merge.bytes);
+  json.member("not_kept", merge.not_kept);
   json.open_member("parameters", '[', Layout::lines);
   for (const ReportTensor& tensor : merge.tensors) {
     json.open('{', Layout::one_line);

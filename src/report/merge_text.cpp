@@ -45,6 +45,17 @@ void write_findings(const Report& report, const TextStyle& style, std::ostream& 
   }
 }
 
+std::string not_kept_text(const ReportMerge& merge) {
+  std::vector<std::string> parts;
+  for (const std::string& part : merge.not_kept) {
+    parts.push_back(part == "labels"     ? "labels (they are those of single ranks)"
+                    : part == "training" ? "the step's training numbers"
+                    : part == "moe_mesh" ? "the MoE mesh (experts are marked, but nothing has the expert divisor)"
+                                         : part);
+  }
+  return comma_separated(parts);
+}
+
 }  // namespace
 
 void write_merged(const Report& report, const TextStyle& style, std::ostream& out) {
@@ -68,6 +79,7 @@ void write_merged(const Report& report, const TextStyle& style, std::ostream& ou
   out << '\n';
   line(out, style, "output", printable(*report.output),
        merge.format == "dump" ? "a dump of one rank" : "a safetensors file");
+  if (!merge.not_kept.empty()) line(out, style, "not kept", not_kept_text(merge));
   const ReportRun& run = *report.run;
   line(out, style, "time",
        fmt::format(

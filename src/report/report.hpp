@@ -2,12 +2,14 @@
 // What a command found, as plain data: filled once from the results of other rooms, rendered by text.hpp and
 // structured.hpp. Totals are only read here, never computed. The keys are those of docs/reports.md.
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "gradclip/analysis/baseline_check.hpp"
@@ -23,6 +25,9 @@
 namespace gradclip {
 
 inline constexpr int kReportVersion = 1;
+
+/// What a program reads of one number or word; null: there is none.
+using ReportValue = std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double, std::string>;
 
 /// The dump that was read.
 struct ReportDump {
@@ -229,6 +234,7 @@ struct ReportVerification {
   std::uint64_t file_checksums = 0;   ///< rank files of which the manifest has a checksum
   std::uint64_t shards = 0;           ///< gradients that were found in them
   std::uint64_t shard_checksums = 0;  ///< of them with a checksum of their own
+  bool complete = true;               ///< nothing of the manifest had to be left out
 };
 
 /// An element that differs, with both values.
@@ -267,9 +273,17 @@ struct ReportDifference {
   std::vector<ReportElement> worst;
 };
 
+/// Something that was recorded beside the gradients and is not the same in two dumps.
+struct ReportNote {
+  std::string what;  ///< a key of the manifest: "state", "step", "world_size", one of "training"
+  ReportValue a = nullptr;
+  ReportValue b = nullptr;
+};
+
 /// What `diff` adds; Report::dump is A.
 struct ReportDiff {
   ReportDump other;                ///< B
+  std::vector<ReportNote> notes;   ///< for information: no difference of gradients
   bool same_path = false;          ///< A and B are one directory
   std::optional<double> relative;  ///< empty: the epsilon of the narrower type; or ulps is given
   std::optional<double> absolute;
@@ -313,6 +327,8 @@ struct ReportMerge {
   std::string format;                 ///< "dump", "safetensors"
   std::vector<ReportTensor> tensors;  ///< in model order
   std::uint64_t bytes = 0;            ///< of all tensors
+  /// What the dump has and the output has not: "labels", "meshes", "moe_mesh", "training".
+  std::vector<std::string> not_kept;
 };
 
 /// What `tokens` adds.
@@ -413,10 +429,10 @@ struct CheckCounts {
 /// The verdict of `check` in one line, for the log of a CI system. Names in it are printable().
 [[nodiscard]] std::string check_summary(const Report& report);
 
-/// The report of `merge`.
+/// The report of `merge`. @param labels  whether a rank of the dump has labels
 [[nodiscard]] Report merge_report(const std::filesystem::path& dump, const Manifest& manifest,
                                   const std::filesystem::path& output, MergeFormat format, const MergeResult& result,
-                                  ReportRun run);
+                                  bool labels, ReportRun run);
 
 /// The report of `tokens`.
 [[nodiscard]] Report tokens_report(const std::filesystem::path& dump, const Manifest& manifest, LabelTokens counted,
@@ -436,10 +452,25 @@ void add_check(Report& report, Report diff);
 /// Index of the first parameter with a NaN or an infinity, in model order.
 [[nodiscard]] std::optional<std::size_t> first_nonfinite_parameter(const Report& report);
 
-/// Named facts in sections, for `doctor`: rendered like a report, without a fixed set of keys.
+/// One thing that is so: for people a text beside its name, for programs values under keys (docs/reports.md).
+struct Fact {
+  using Values = std::vector<std::pair<std::string, ReportValue>>;
+
+  /// A text that is the same for both.
+  Fact(std::string fact, std::string as_text) : name(fact), text(as_text), values{{std::move(fact), as_text}} {}
+  Fact(std::string fact, std::string as_text, Values for_programs)
+      : name(std::move(fact)), text(std::move(as_text)), values(std::move(for_programs)) {}
+
+  std::string name;
+  std::string text;
+  Values values;
+};
+
+/// Named facts in sections, for `doctor`, `synth` and `accumulate`: rendered like a report, without a fixed set of
+/// keys.
 struct FactSection {
   std::string name;
-  std::vector<std::pair<std::string, std::string>> facts;
+  std::vector<Fact> facts;
 };
 struct FactSheet {
   std::string command;

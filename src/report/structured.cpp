@@ -233,6 +233,7 @@ void write_view(JsonWriter& json, const ReportView& view) {
 void write_verification(JsonWriter& json, const ReportVerification& verification) {
   json.open_member("checked", '{', Layout::one_line);
   json.member("manifest", verification.manifest);
+  json.member("complete", verification.manifest && verification.complete);
   json.member("files", verification.files);
   json.member("shards", verification.shards);
   json.close();
@@ -347,7 +348,9 @@ void write_json(const FactSheet& sheet, std::ostream& out) {
   json.member("command", sheet.command);
   for (const FactSection& section : sheet.sections) {
     json.open_member(section.name, '{', Layout::lines);
-    for (const auto& [fact, value] : section.facts) json.member(fact, value);
+    for (const Fact& fact : section.facts) {
+      for (const auto& [key, value] : fact.values) json.member(key, value);
+    }
     json.close();
   }
   json.close();
@@ -356,8 +359,10 @@ void write_json(const FactSheet& sheet, std::ostream& out) {
 void write_csv(const FactSheet& sheet, std::ostream& out) {
   out << "section,fact,value\n";
   for (const FactSection& section : sheet.sections) {
-    for (const auto& [fact, value] : section.facts) {
-      out << fmt::format("{},{},{}\n", csv_text(section.name), csv_text(fact), csv_text(value));
+    for (const Fact& fact : section.facts) {
+      for (const auto& [key, value] : fact.values) {
+        out << fmt::format("{},{},{}\n", csv_text(section.name), csv_text(key), csv_value(value));
+      }
     }
   }
 }

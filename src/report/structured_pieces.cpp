@@ -1,6 +1,7 @@
 #include "gradclip/report/structured_pieces.hpp"
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace gradclip {
 
@@ -94,6 +95,15 @@ std::string csv_text(std::string_view text) {
     if (c == '"') quoted_cell += '"';
   }
   return quoted_cell + '"';
+}
+
+std::string csv_value(const ReportValue& value) {
+  if (std::holds_alternative<std::nullptr_t>(value)) return {};
+  if (const auto* text = std::get_if<std::string>(&value)) return csv_text(*text);
+  if (const auto* number = std::get_if<double>(&value)) return csv_number(*number);
+  std::ostringstream number;
+  JsonWriter(number).value(value);
+  return number.str();
 }
 
 std::string csv_number(double number) {

@@ -54,6 +54,9 @@ class JsonWriter {
   template <class Integer>
   requires std::is_integral_v<Integer>
   void value(Integer integer) { put(fmt::to_string(integer)); }
+  void value(const ReportValue& any) {
+    std::visit([this](const auto& of) { value(of); }, any);
+  }
   template <class Value>
   void value(const std::optional<Value>& optional) {
     if (optional) {
@@ -147,6 +150,7 @@ void write_accumulate_csv(const ReportAccumulate& accumulated, std::ostream& out
 
 /// A cell of a CSV file (structured.hpp says how).
 [[nodiscard]] std::string csv_text(std::string_view text);
+[[nodiscard]] std::string csv_value(const ReportValue& value);  ///< empty for null
 [[nodiscard]] std::string csv_number(double number);
 [[nodiscard]] std::string csv_number(std::optional<double> number);
 

@@ -494,13 +494,13 @@ void write_contents(const Report& report, const TextStyle& style, std::ostream& 
 void write_facts(const FactSheet& sheet, const TextStyle& style, std::ostream& out) {
   std::size_t width = 0;
   for (const FactSection& section : sheet.sections) {
-    for (const auto& [fact, value] : section.facts) width = std::max(width, columns(fact));
+    for (const Fact& fact : section.facts) width = std::max(width, columns(fact.name));
   }
   std::string_view gap;
   for (const FactSection& section : sheet.sections) {
     out << gap << paint(style, Ink::strong, section.name) << '\n';
-    for (const auto& [fact, value] : section.facts) {
-      out << "  " << paint(style, Ink::faint, left(fact, width)) << "  " << printable(value) << '\n';
+    for (const Fact& fact : section.facts) {
+      out << "  " << paint(style, Ink::faint, left(fact.name, width)) << "  " << printable(fact.text) << '\n';
     }
     gap = "\n";
   }

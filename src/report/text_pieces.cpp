@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <ostream>
+#include <type_traits>
 
 #include "gradclip/base/error.hpp"
 
@@ -54,6 +55,17 @@ std::string part_text(std::uint64_t part, std::uint64_t all) {
   if (all == 0) return "-";
   const double share = static_cast<double>(part) / static_cast<double>(all);
   return part != 0 && share < 0.00005 ? "<0.01 %" : percent(share);
+}
+
+std::string value_text(const ReportValue& value) {
+  if (std::holds_alternative<std::nullptr_t>(value)) return "not recorded";
+  if (const auto* text = std::get_if<std::string>(&value)) return printable(*text);
+  return std::visit(
+      [](const auto& of) {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(of)>>) return fmt::format("{}", of);
+        return std::string();
+      },
+      value);
 }
 
 std::string index_text(const std::vector<std::int64_t>& index) {

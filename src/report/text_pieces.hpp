@@ -29,6 +29,8 @@ void line(std::ostream& out, const TextStyle& style, std::string_view label, std
 [[nodiscard]] std::string percent(double share);
 /// The same of a part of a whole: "<0.01 %" where "0.00 %" would hide it, "-" of nothing.
 [[nodiscard]] std::string part_text(std::uint64_t part, std::uint64_t all);
+/// A value for people: "not recorded", "true", "0.5"; text is printable().
+[[nodiscard]] std::string value_text(const ReportValue& value);
 /// "[0, 3]"
 [[nodiscard]] std::string index_text(const std::vector<std::int64_t>& index);
 /// "rank 1", "ranks 0-3, 8"

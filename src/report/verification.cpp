@@ -41,6 +41,7 @@ void write_verification(const Report& report, const TextStyle& style, std::ostre
   const ReportVerification& checked = *report.verification;
   if (checked.manifest) {
     write_head(report, style, out);
+    if (!checked.complete) line(out, style, "manifest", "parts of it cannot be used and were left out", {}, Ink::alarm);
     line(out, style, "read",
          fmt::format("{}, {} in them", counted(checked.files, "rank file", "rank files"),
                      counted(checked.shards, "gradient", "gradients")));

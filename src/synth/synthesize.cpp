@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "gradclip/analysis/global_runs.hpp"
@@ -122,8 +123,13 @@ std::string describe(const PlacedFault& fault, const Manifest& manifest) {
 class SyntheticWriter {
  public:
   SyntheticWriter(const Manifest& manifest, const SynthOptions& options, const std::optional<PlacedFault>& fault,
-                  std::size_t threads)
-      : manifest_(manifest), options_(options), fault_(fault), threads_(threads), buffers_(threads) {}
+                  std::size_t threads, const SynthProgress& progress)
+      : manifest_(manifest),
+        options_(options),
+        fault_(fault),
+        threads_(threads),
+        progress_(progress),
+        buffers_(threads) {}
 
   WrittenRank write(std::int32_t rank, DumpWriter& writer) {
     std::vector<std::size_t> held;
@@ -170,6 +176,7 @@ class SyntheticWriter {
       }
       checksum.update(buffer.data(), buffer.size());
       file.write(offset + first * size, buffer.data(), buffer.size());
+      if (progress_.finish) progress_.finish(buffer.size());
     }
     return checksum.digest();
   }
@@ -194,6 +201,7 @@ class SyntheticWriter {
   const SynthOptions& options_;
   const std::optional<PlacedFault>& fault_;
   std::size_t threads_;
+  const SynthProgress& progress_;
   std::vector<std::vector<std::byte>> buffers_;
 };
 
@@ -260,6 +268,18 @@ void require_space(const std::filesystem::path& output, std::uint64_t bytes) {
 
 }  // namespace
 
+namespace {
+
+std::int64_t checked_layers(const SynthOptions& options, const ModelDescription& model) {
+  if (options.layers.value_or(0) <= model.layers) return options.layers.value_or(model.layers);
+  throw Error(ExitCode::usage, {.where = fmt::format("--layers {}", *options.layers),
+                                .found = fmt::format("{} has {}", quoted(model.name), model.layers),
+                                .expected = "at most as many: a model is cut down, never made longer",
+                                .advice = {}});
+}
+
+}  // namespace
+
 Injection parse_injection(const std::string& text) {
   Injection injection;
   const std::size_t colon = text.find(':');
@@ -288,11 +308,11 @@ Injection parse_injection(const std::string& text) {
 }
 
 SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::size_t threads,
-                       const std::filesystem::path& output, DumpWriter& writer) {
+                       const std::filesystem::path& output, DumpWriter& writer, const SynthProgress& progress) {
   const ModelDescription model = read_model(options.model);
   SynthResult result;
   result.model = model.name;
-  result.layers = std::min(options.layers.value_or(model.layers), model.layers);
+  result.layers = checked_layers(options, model);
   result.manifest = synthetic_manifest(model, result.layers, options.mesh, options.dtype);
   const Manifest& manifest = result.manifest;
   for (const ParameterEntry& entry : manifest.parameters) result.elements += entry.elements;
@@ -307,7 +327,12 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
   }
   const auto write_mine = [&] {
     const WorkPlan plan = plan_work(manifest, comm.size());
-    SyntheticWriter ranks(manifest, options, fault, threads);
+    if (progress.begin) {
+      const std::vector<double> of_ranks = bytes_by_rank(manifest);
+      progress.begin(std::accumulate(of_ranks.begin() + plan.begin(comm.process()),
+                                     of_ranks.begin() + plan.end(comm.process()), 0.0));
+    }
+    SyntheticWriter ranks(manifest, options, fault, threads, progress);
     std::vector<WrittenRank> written;
     for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
       written.push_back(ranks.write(rank, writer));

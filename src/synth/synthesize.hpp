@@ -3,6 +3,7 @@
 // who want to see what a command says.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -44,12 +45,20 @@ struct SynthResult {
   std::string injected;        ///< what and where, a sentence; empty: nothing
 };
 
+/// Who is told how far a process is.
+struct SynthProgress {
+  std::function<void(double bytes)> begin;          ///< what it is going to write
+  std::function<void(std::uint64_t bytes)> finish;  ///< from any thread: these were written
+};
+
 /// Values are a function of seed, parameter and global index (synthetic_values.hpp), so that two layouts of one seed
 /// hold the same gradient. Each process writes the files of its share of the ranks; the bytes are the same for any
 /// number of processes. Collective. Errors: as read_model, synthetic_manifest, DumpWriter; Error(usage) for an
-/// injection that names what there is not; Error(resources) where the file system has less space than the dump needs.
+/// injection that names what there is not, and for more layers than the model has; Error(resources) where the file
+/// system has less space than the dump needs.
 /// @param output  where the dump goes, for the question of space
 [[nodiscard]] SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::size_t threads,
-                                     const std::filesystem::path& output, DumpWriter& writer);
+                                     const std::filesystem::path& output, DumpWriter& writer,
+                                     const SynthProgress& progress = {});
 
 }  // namespace gradclip

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "gradclip/dump/posix_file.hpp"
 #include "gradclip/verify/check_message.hpp"
 
 namespace gradclip {
@@ -38,7 +39,7 @@ std::size_t severity(std::string_view kind) noexcept {
 
 Fault fault_of(const ErrorText& text, std::int32_t rank, std::optional<std::size_t> parameter,
                std::string_view before) {
-  Fault fault{text.kind.empty() ? "unreadable" : std::string(text.kind), rank, parameter, {}, std::string(before)};
+  Fault fault{std::string(text.kind.empty() ? kUnreadable : text.kind), rank, parameter, {}, std::string(before)};
   if (!before.empty()) fault.message += says_of_place(text.found) ? " " : ": ";
   fault.message += text.found;
   if (!text.expected.empty()) fault.message += "; expected " + text.expected;

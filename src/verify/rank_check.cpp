@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "gradclip/dump/checksum.hpp"
+#include "gradclip/dump/posix_file.hpp"
 #include "gradclip/verify/checksums.hpp"
 
 namespace gradclip {
@@ -51,14 +52,14 @@ class RankChecker {
     return std::move(result_);
   }
 
-  /// What bad input does to one part of the check.
+  /// What bad input, or a file that may not be read, does to one part of the check.
   template <class Function>
   bool attempt(std::optional<std::size_t> parameter, const Function& function) {
     try {
       function();
       return true;
     } catch (const Error& error) {
-      if (error.code() != ExitCode::bad_input) throw;
+      if (error.code() != ExitCode::bad_input && error.text().kind != kUnreadable) throw;
       result_.faults.push_back(fault_of(error.text(), rank_, parameter, parameter ? "" : name_));
       return false;
     }

@@ -285,7 +285,7 @@ class Verifier {
       check_coverage(p, sums.parameters[p], sums.none[p]);
       report_zeros(p, sums.parameters[p]);
     }
-    if (structure_.complete()) {
+    if (structure_.complete() && options_.complete) {
       report_nothing_seen(total, findings_);
       if (options_.pipeline) {
         report_disagreement(

@@ -18,6 +18,7 @@ struct VerifyOptions {
   std::size_t threads = 1;               ///< that read whole files
   std::vector<ErrorText> problems;       ///< of the manifest, found so far; each with a kind
   bool isolate = false;                  ///< rank files are checked in helper processes (check_helper.hpp)
+  bool complete = true;                  ///< ManifestReading::complete: else nothing is said of totals
 };
 
 /// What was looked at, and what vouches for it.

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,3 +241,18 @@ def refused(np, code, dump, *args, out=None, mentions=(), within=10, watched=(),
         assert not out.with_name(out.name + ".partial").exists(), result
     assert [tree(path) for path in dumps] == before, "the input was changed"
     return result
+
+
+@pytest.fixture
+def stranger():
+    """(folder, how to run): a dump's place and a user that is not root, who may read everything; "home" is theirs."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        home = folder / "home"
+        home.mkdir()
+        how = {"env": {"HOME": home, "TMPDIR": home}}
+        if os.geteuid() == 0:
+            os.chown(home, 65534, 65534)
+            how |= {"user": 65534, "group": 65534, "extra_groups": [], "program": shutil.copy(binary(), folder)}
+        yield folder, how

@@ -5,9 +5,7 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 import zlib
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -674,21 +672,6 @@ def test_refused(tool, name, np):
 
 
 # Permissions and options ----------------------------------------------------------------------------------------------------------------
-
-@pytest.fixture
-def stranger():
-    """(folder, how to run): a dump's place and a user that is not root, who may read everything; "home" is theirs."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        home = folder / "home"
-        home.mkdir()
-        how = {"env": {"HOME": home, "TMPDIR": home}}
-        if os.geteuid() == 0:
-            os.chown(home, 65534, 65534)
-            how |= {"user": 65534, "group": 65534, "extra_groups": [], "program": shutil.copy(binary(), folder)}
-        yield folder, how
-
 
 @pytest.mark.parametrize("np_", [1, 4])
 @pytest.mark.parametrize("which", ["manifest.json", "rank_00002.h5"])

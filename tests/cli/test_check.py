@@ -538,6 +538,36 @@ def test_an_update_has_no_failures(good, tool):
     assert ElementTree.parse(file).getroot()[0].get("failures") != "0"
 
 
+@pytest.mark.parametrize("ending", ["json", "csv", "html"])
+def test_an_error_leaves_no_older_report(good, tool, ending):
+    """However the run ends: bad input, a refusal, or being killed by what nobody catches."""
+    file, link = tool.folder / f"result.{ending}", tool.folder / f"link.{ending}"
+    broken = tool.fresh("broken")
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    link.symlink_to(file)
+    for command in (["norms", broken], ["inspect", broken], ["diff", good[0], broken], ["merge", broken, "-o", tool.fresh("out")],
+                    ["check", good[0], "--baseline", broken / "manifest.json"]):
+        assert run(1, "norms", good[0], "--report", file, "--quiet").code == 0 and file.exists()
+        result = run(1, *command, "--report", link)
+        assert result.code == 3 and not file.exists(), result
+    file.write_text("old")
+    assert run(1, "norms", good[0], "--report", file, "--no-such-option").code == 2 and file.read_text() == "old"
+    assert run(1, "norms", good[0], "--report", "/dev/null").code == 2  # no ending that says how
+
+
+def test_no_report_takes_the_place_of_what_is_read(good, tool):
+    config, model = tool.folder / "config.json", tool.folder / "model.json"
+    config.write_text('{"norm-type": 1}')
+    model.write_text("{}")
+    for command, file in ((["norms", good[0], "--config", config], config),
+                          (["synth", "-o", tool.fresh("out"), "--model", model], model),
+                          (["diff", good[0], good[0], "--map", config], config)):
+        before = file.read_text()
+        refused(1, 2, good[0], *command, "--report", file, mentions=["a file that the command reads"])
+        assert file.read_text() == before
+
+
 @pytest.mark.parametrize("np", [1, 2])
 def test_an_error_does_not_leave_an_older_result(good, tool, np):
     file = tool.folder / "result.xml"
@@ -569,9 +599,9 @@ def test_an_error_writes_nothing_where_no_report_may_be(good, tool):
     baseline = tool.folder / "baseline.xml"
     baseline.write_bytes(good[1].read_bytes())
     before = tree(broken)
-    assert run(1, "check", broken, "--baseline", good[1], "--report", broken / "x.xml").code == 3
+    assert run(1, "check", broken, "--baseline", good[1], "--report", broken / "x.xml").code == 2
     assert tree(broken) == before
-    assert run(1, "check", broken, "--baseline", baseline, "--report", baseline).code == 3
+    assert run(1, "check", broken, "--baseline", baseline, "--report", baseline).code == 2
     assert baseline.read_bytes() == good[1].read_bytes()
     file = tool.folder / "old.xml"
     file.write_text("old")

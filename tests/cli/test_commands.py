@@ -39,8 +39,7 @@ def test_general_help_and_version():
 def test_help_and_version_of_each_command(command):
     result = run(1, command, "--help")
     assert result.code == 0 and result.err == "" and f"gradclip {command}" in result.out, result
-    for option in ("--report", "--format", "--threads", "--memory-budget", "--device", "--config", "--numerics",
-                   "--norm-type", "--progress", "--quiet", "--color", "--version", "--help"):
+    for option in ("--report", "--format", "--config", "--quiet", "--color", "--version", "--help"):
         assert option in result.out, option
     scale = ("--max-norm", "--no-clip", "--nonfinite", "--pp", "--no-pp", "--pp-axis", "--ep-axis", "--num-label-tokens",
              "--dp-group-size", "--expert-tp-replication-factor", "--foreach", "--no-foreach", "--no-scale",
@@ -385,6 +384,15 @@ def test_doctor():
         assert word.lower() in result.out.lower(), word
     report = run(1, "doctor", "--format", "json").json()
     assert report["command"] == "doctor" and report["format"] == "gradclip.report"
+    memory, processor = report["memory"], report["processor"]
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory["physical_bytes"] == pages
+    assert memory["control_group_bytes"] is None or memory["control_group_bytes"] > 0
+    assert 0 < memory["budget_bytes"] <= pages
+    assert processor["processors"] == len(os.sched_getaffinity(0)) >= processor["threads"] > 0
+    assert report["communicator"]["processes"] == 1 == report["communicator"]["processes_on_this_host"]
+    text = run(1, "doctor").out
+    assert f"{processor['processors']} usable: {processor['allowed_processors']}" in text and "a process by default" in text
     assert run(2, "doctor").code == 0
 
 

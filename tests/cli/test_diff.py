@@ -1,6 +1,7 @@
 """diff A B: two dumps in global coordinates, whatever their layouts. A numpy oracle judges random layouts of the same
 global tensors; the fixtures are the cases that a training team brings."""
 
+import json
 import math
 
 import numpy as np
@@ -57,6 +58,37 @@ def sharded(tool, tensors, world_size=2, experts=(), placements=("Shard(0)",), *
     for name, values in tensors.items():
         dump.sharded(name, values, "dp", list(placements), **({"expert": True} if name in experts else {}))
     return dump.write(tool.fresh("dump"))
+
+
+def test_what_else_is_not_the_same_is_said_and_no_difference(tool):
+    """State, step, ranks and training numbers: why gradients differ, often; no findings of their own."""
+    values = {"w": np.arange(8, dtype=np.float32)}
+    a = sharded(tool, values, num_label_tokens=100, max_grad_norm=1.0, grad_norm="nan")
+    b = sharded(tool, values, world_size=4, num_label_tokens=200, max_grad_norm=1.0, grad_norm="nan",
+                dp_group_size=4, pp_axis_name="stage")
+    manifest = json.loads((b / "manifest.json").read_text())
+    manifest.pop("checksum", None)
+    (b / "manifest.json").write_text(json.dumps({**manifest, "state": "after_clip"}))
+    state = manifest["state"]
+    report = diff(a, b, code=0)
+    assert report["notes"] == [{"what": "state", "a": state, "b": "after_clip"},
+                               {"what": "world_size", "a": 2, "b": 4},
+                               {"what": "pp_axis_name", "a": None, "b": "stage"},
+                               {"what": "num_label_tokens", "a": 100, "b": 200},
+                               {"what": "dp_group_size", "a": None, "b": 4}]
+    text = run(1, "diff", a, b)
+    assert text.code == 0 and f"A is {state}, B is after_clip" in text.out, text
+    assert ("A / B: world_size 2 / 4, pp_axis_name not recorded / stage, num_label_tokens 100 / 200, "
+            "dp_group_size not recorded / 4\n") in text.out
+    assert diff(a, a, code=0)["notes"] == []
+
+
+def test_a_zero_on_the_right_is_said_in_words(tool):
+    a, b = np.float32([1, 2, 3, 0]), np.float32([1, 0, 3, 0])
+    nothing = finding(diff(one_rank(tool, {"w": a}), one_rank(tool, {"w": 0 * a})), "differs")["message"]
+    assert "by up to 3, relatively without bound: B is 0 everywhere" in nothing and "inf" not in nothing
+    here = finding(diff(one_rank(tool, {"w": a}), one_rank(tool, {"w": b})), "differs")["message"]
+    assert "by up to 2, relatively without bound: some are 0 in B" in here and "inf" not in here
 
 
 def test_a_constant_ratio_is_one_finding(tool):

@@ -359,7 +359,9 @@ def test_the_merged_manifest(tool):
     dump.sharded("w", np.arange(6, dtype=np.float64), "s0", ["Shard(0)"])
     dump.sharded("e", np.arange(4, dtype=np.float64), "moe", ["Shard(0)"])
     path = dump.write(tool.fresh("dump"))
-    _, _, out = merged(tool, path)
+    report, _, out = merged(tool, path)
+    assert report["not_kept"] == ["meshes", "moe_mesh"]
+    assert "the MoE mesh" in run(1, "merge", path, "-o", tool.fresh("out")).out
     before, after = read_manifest(path), read_manifest(out)
     for key in ("step", "state", "training", "note", "producer", "microbatch"):
         assert after[key] == before[key]

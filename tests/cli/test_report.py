@@ -127,6 +127,46 @@ def test_norms(tool, dumps):
         section["id"] for section in outline.all("section")}
 
 
+def heat_map(page, title):
+    """{row: {column's name: (class, number)}} of the figure with that title; empty without it."""
+    figure = re.search(f"<h3>{title}</h3>.*?(<svg class=\"chart.*?</svg>)", page, re.DOTALL)
+    rows = {}
+    for cell in xml.fromstring(figure[1]).iter() if figure else ():
+        if "cell" not in cell.get("class", "").split():
+            continue
+        column, said = cell.get("data-tip").split("\n")
+        row, value = said.split(": ", 1)
+        rows.setdefault(row, {})[column] = cell.get("class").split()[-1], value
+    return rows
+
+
+def test_a_layer_of_nothing_but_nan_is_in_every_row(tool):
+    dump = Dump(1)
+    for layer in range(2):
+        dump.plain(f"layers.{layer}.weight", np.full(4, np.nan, np.float32))
+    page, _ = both_ways(tool, "norms", dump.write(tool.fresh("dump")))
+    rows = heat_map(page, "Statistics by layer")
+    assert set(rows["norm"].values()) == {("alarm", "nan")}, rows
+    assert set(rows["NaN or infinite"].values()) == {("alarm", "100.00 %")}, rows
+
+
+def test_exponents_of_a_view_and_of_what_has_none(tool):
+    dump = Dump(1)
+    dump.plain("layers.0.up", np.float32([1, 1, 4, 0]))
+    dump.plain("layers.1.up", np.full(4, np.inf, np.float32))
+    dump.plain("layers.1.down", np.full(4, np.nan, np.float32))
+    path = dump.write(tool.fresh("dump"))
+    page, _ = both_ways(tool, "norms", path, "--histogram", "--by", "dtype")
+    by_type = heat_map(page, "Exponents by dtype")
+    assert by_type["2⁰"] == {"float32": (by_type["2⁰"]["float32"][0], "2 elements, 18.2 %")}
+    assert by_type["NaN or infinite"] == {"float32": ("alarm", "8 elements, 72.7 %")}
+    by_layer = heat_map(page, "Exponents by layer")
+    assert by_layer["NaN or infinite"]["layers.1"] == ("alarm", "8 elements, 100 %")
+    assert by_layer["2²"]["layers.0"][1] == "1 elements, 33.3 %" and by_layer["2²"]["layers.1"][0] == "none"
+    page, _ = both_ways(tool, "norms", path, "--by", "module")
+    assert heat_map(page, "Exponents by module") == {}
+
+
 def test_clip_inspect_verify_and_diff_have_their_pages(tool, dumps):
     page, report = both_ways(tool, "inspect", dumps[0])
     assert "Elements by module" in page and [mesh["name"] for mesh in report["meshes"]] == ["world"]

@@ -129,6 +129,10 @@ def test_exit_codes(tool, steps):
     assert run(1, "norms", finite, nan, "--sweep", "1", "--strict").code == 1
     result = run(1, "norms", nan, finite, "--sweep", "1", "--nonfinite", "error", "--format", "json")
     assert result.code == 4 and result.json()["nonfinite_steps"] == 1, result
+    assert str(nan) in result.err and str(finite) not in result.err
+    suites = tool.folder / "sweep.xml"
+    assert run(1, "norms", finite, nan, "--sweep", "1", "--report", suites).code == 0
+    assert '<testsuite name="gradclip norms --sweep of 2 dumps"' in suites.read_text()
     zeroed = tool.norms(finite, nan, "--sweep", "1", "--nonfinite", "zero")
     assert zeroed["nonfinite_steps"] == 0 and zeroed["sweep"][0]["steps"] == 2
 

@@ -1,6 +1,7 @@
 """synth -o OUT: dumps of models' shapes. Two layouts of one seed hold one gradient; what is injected is found."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -200,6 +201,7 @@ def test_all_copies_have_the_fault_unless_one_is_named(tool):
     (["--model", "moe-tiny", "--dtype", "int8"], ["--dtype", "bfloat16"]),
     (["--model", "moe-tiny", "--seed", "-1"], ["--seed"]),
     (["--model", "moe-tiny", "--layers", "0"], ["--layers"]),
+    (["--model", "moe-tiny", "--layers", "999"], ["--layers 999", "moe-tiny", "cut down"]),
     (["--model", "moe-tiny", "--scale", "0"], ["--scale"]),
     (["--model", "moe-tiny", "--inject", "zero"], ["--inject"]),
     (["--model", "moe-tiny", "--inject", "nan:nobody"], ["--inject", "nobody"]),
@@ -243,4 +245,12 @@ def test_outputs(tool):
     text = run(1, "synth", "-o", out, "--overwrite", *more)
     assert text.code == 0 and "moe-tiny" in text.out and tree(out) == before
     report = run(1, "synth", "-o", tool.fresh("out"), "--format", "json", *more).json()
-    assert report["command"] == "synth" and report["model"]["layers"] == "1"
+    assert report["command"] == "synth"
+    manifest = read_manifest(out)
+    elements = sum(math.prod(each["shape"]) for each in manifest["parameters"])
+    assert report["model"] == {"model": "moe-tiny", "layers": 1, "parameters": len(manifest["parameters"]),
+                               "elements": elements, "dtype": "bfloat16", "seed": 0}
+    assert report["output"] == {"path": report["output"]["path"], "ranks": 1, "bytes": 2 * elements}
+    table = tool.folder / "facts.csv"
+    assert run(1, "synth", "-o", tool.fresh("out"), "--report", table, "--progress", *more).code == 0
+    assert f"model,elements,{elements}\n" in table.read_text() and f"output,bytes,{2 * elements}\n" in table.read_text()

@@ -178,6 +178,33 @@ def test_what_was_meant(small):
     refused(1, 2, small, "norms", small, "--threads", "999999", mentions=["from 1 to 65536"])
 
 
+NO_USE = {  # options of other commands, which would do nothing
+    "inspect": ["--norm-type", "--numerics", "--strict", "--device", "--threads", "--memory-budget", "--progress", "--offload"],
+    "verify": ["--numerics", "--max-norm", "--offload", "--histogram"],
+    "diff": ["--norm-type", "--numerics", "--device", "--pp-axis"],
+    "merge": ["--norm-type", "--numerics", "--device", "--rtol"],
+    "tokens": ["--norm-type", "--numerics", "--device", "--threads", "--progress"],
+    "synth": ["--norm-type", "--numerics", "--device", "--memory-budget", "--strict"],
+    "doctor": ["--norm-type", "--numerics", "--threads", "--memory-budget", "--strict", "--progress"]}
+VALUES = {"--norm-type": "2", "--numerics": "torch", "--device": "cpu", "--threads": "1", "--memory-budget": "1G",
+          "--max-norm": "1", "--pp-axis": "pp", "--rtol": "0"}
+
+
+@pytest.mark.parametrize("command", NO_USE)
+def test_an_option_that_would_do_nothing_is_refused(small, tmp_path, command):
+    words = {"diff": [small, small], "merge": [small, "-o", tmp_path / "out"], "doctor": [],
+             "synth": ["-o", tmp_path / "out", "--model", "moe-tiny"]}.get(command, [small])
+    options = {line.split()[0].rstrip(",") for line in run(1, command, "--help").out.splitlines() if line.strip()}
+    assert "--report" in options
+    for option in NO_USE[command]:
+        assert option not in options, option
+        value = [VALUES[option]] if option in VALUES else []
+        refused(1, 2, small, command, *words, option, *value, mentions=[f"{command} has no use for {option}"])
+    config = tmp_path / "config.json"  # which may serve several commands
+    config.write_text(json.dumps({option[2:]: VALUES.get(option, True) for option in NO_USE[command]}))
+    assert run(1, command, *words, "--config", config, "--quiet", env={"GRADCLIP_NUMERICS": "torch"}).code == 0
+
+
 @pytest.mark.parametrize("np_", [1, 2])
 def test_a_variable_of_no_option_is_a_warning(small, np_):
     env = {"GRADCLIP_TOPP": "1", "GRADCLIP_CPU_KERNELS": "baseline", "GRADCLIP_EMULATION_DEVICES": "1", "GRADCLIP_EMPTY": ""}

@@ -70,7 +70,7 @@ def test_a_clean_dump_has_no_findings(tool, write):
     report = verify(path, code=0)
     assert report["format"] == "gradclip.report" and report["command"] == "verify" and report["findings"] == []
     assert report["dump"]["world_size"] == 4 and report["dump"]["parameters"] == 3
-    assert report["checked"] == {"manifest": True, "files": 4, "shards": 12}
+    assert report["checked"] == {"manifest": True, "complete": True, "files": 4, "shards": 12}
     some = write.get("checksums", True)
     assert report["checksums"] == {"manifest": some, "files": 4 * some, "shards": 12 * some}
     assert "none: clean" in text(path, code=0)
@@ -256,7 +256,7 @@ def test_unfinished_dumps(tool):
     (path / "manifest.json").rename(path / "manifest.json.tmp")
     report = verify(path)
     assert kinds(report) == ["unfinished"] and "4 rank files" in report["findings"][0]["message"]
-    assert report["checked"] == {"manifest": False, "files": 0, "shards": 0} and report["dump"]["step"] is None
+    assert report["checked"] == {"manifest": False, "complete": False, "files": 0, "shards": 0} and report["dump"]["step"] is None
     (path / "rank_00001.json").write_text("{}")
     assert "assemble" in finding(verify(path), "unfinished")["message"]
     assert "unfinished (1)" in text(path)
@@ -397,6 +397,51 @@ def test_every_problem_of_a_manifest(tool):
     assert set(kinds(report)) <= {"manifest", "placement"} and len(report["findings"]) == 4
     for word in ("parameters[0]", "parameters[1]", "nowhere", "norm_type"):
         assert word in messages
+
+
+def test_a_bad_entry_hides_nothing_else(tool):
+    """One wrong parameter, mesh and file entry: each is named once, and the files and values are checked without them."""
+    dump = base()
+    dump.mesh("other", ["dp"], [0, 1])
+    dump.sharded("layers.2.weight", numbers(4, (4, 4)), "other", ["Shard(0)"])
+    dump.plain("layers.2.bias", numbers(5, 4))
+    dump.plain("layers.3.bias", np.zeros(3, np.float32))
+    path = dump.write(tool.fresh("dump"))
+
+    def spoil(manifest):
+        by_name = {p["name"]: p for p in manifest["parameters"]}
+        by_name["layers.0.weight"]["dtype"] = "float3"
+        by_name["layers.2.bias"]["ranks"] = [0, 0]
+        manifest["meshes"]["other"]["ranks"] = [0, 0]
+        manifest["files"]["rank_00001.h5"]["xxh3_64"] = "no digits"
+        manifest["producer"] = 7
+    rewrite_manifest(path, spoil)
+    with h5py.File(path / "rank_00003.h5", "r+") as file:
+        del file["gradients/layers.1.weight"]
+    (path / "rank_00002.h5").unlink()
+    report = verify(path)
+    manifest = [f["message"] for f in report["findings"] if f["kind"] == "manifest"]
+    assert len(manifest) == 5, manifest
+    for place in ("parameters[0]", "parameters[4]", "meshes.other", "files.rank_00001.h5", "producer"):
+        assert any(place in message for message in manifest), place
+    missing = [(f["parameter"], f["ranks"]) for f in report["findings"] if f["kind"] == "missing"]
+    assert missing == [(None, [2]), ("layers.1.weight", [3])]
+    assert set(kinds(report)) == {"manifest", "missing", "checksum"}  # what was left out is nowhere surplus
+    assert report["checked"]["complete"] is False and report["checked"]["files"] == 3
+    assert report["dump"]["parameters"] == 3  # layers.0.bias, layers.1.weight, layers.3.bias
+    assert "were left out" in text(path)
+
+
+def test_a_file_without_permission_is_one_fault_among_others(stranger):
+    folder, how = stranger
+    path = base().write(folder / "dump")
+    (path / "rank_00001.h5").chmod(0)
+    (path / "rank_00002.h5").unlink()
+    result = run(2, "verify", path, "--format", "json", **how)
+    assert result.code == 1, result
+    report = result.json()
+    assert finding(report, "unreadable")["ranks"] == [1] and finding(report, "missing")["ranks"] == [2]
+    assert "Permission denied" in finding(report, "unreadable")["message"] and report["checked"]["files"] == 2
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "other"}', '{"format": "gradclip.dump", "version": 2}'])

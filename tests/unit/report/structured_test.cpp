@@ -180,6 +180,20 @@ TEST(Json, FactSheet) {
             R"({"format":"gradclip.report","version":1,"command":"doctor","versions":{"mpi":"4"},"empty":{}})");
 }
 
+TEST(FactSheet, HasNumbersForProgramsAndATextForPeople) {
+  const FactSheet sheet{"doctor",
+                        {{"memory",
+                          {{"physical", "4.1 kB", {{"bytes", std::uint64_t{4096}}, {"limit", nullptr}}},
+                           {"share", "half", {{"part", 0.5}, {"whole", false}}}}}}};
+  std::ostringstream json, csv, text;
+  write_json(sheet, json);
+  EXPECT_EQ(Json::parse(json.str())["memory"].dump(), R"({"bytes":4096,"limit":null,"part":0.5,"whole":false})");
+  write_csv(sheet, csv);
+  EXPECT_EQ(csv.str(), "section,fact,value\nmemory,bytes,4096\nmemory,limit,\nmemory,part,0.5\nmemory,whole,false\n");
+  write_facts(sheet, {}, text);
+  EXPECT_THAT(text.str(), HasSubstr("physical  4.1 kB"));
+}
+
 TEST(Csv, OneLineAParameter) {
   const std::string text = csv_of(small_report());
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 6);
