@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from conftest import LONG, binary, environment, finding, run, tree
+from conftest import GOLDEN, LONG, binary, environment, finding, run, tree
 from dump_builder import Dump, read_manifest, read_shards
 
 EVIL = ["../../../evil", "/etc/passwd", "..", ".", "a/../../b", "line\nbreak", "\r\x1b[2J\x1b]0;title\x07", "c1\u009b31m",
@@ -274,6 +274,19 @@ def test_a_file_that_ends_the_library_is_a_finding(tool, trap, np_, how, words):
     assert found["ranks"] == [1] and "rank_00001.h5" in found["message"] and words in found["message"], found
     assert result.json()["checked"]["files"] == 3, "the others are read"
     assert run(np_, "verify", path).code == 0
+
+
+def test_an_attribute_whose_length_is_a_lie(tool):
+    """A file that libhdf5 1.10.8 reads 64 KiB too far of, found by rank_file_fuzz: in the process that checks it this is a
+    crash or a refusal, and never one of the command."""
+    path = shutil.copytree(GOLDEN / "fsdp_tp" / "dump", tool.fresh("dump"))
+    content = bytearray((path / "rank_00000.h5").read_bytes())
+    content[0x1716:0x1718] = b"\xfc\xff"
+    (path / "rank_00000.h5").write_bytes(content)
+    for np_ in (1, 3):
+        result = run(np_, "verify", path, "--format", "json")
+        assert result.code == 1 and result.err == "", result
+        assert any(f["ranks"] == [0] and "rank_00000.h5" in f["message"] for f in result.json()["findings"])
 
 
 def test_without_isolation_it_ends_the_command(tool, trap):

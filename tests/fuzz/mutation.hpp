@@ -48,6 +48,25 @@ class Mutator {
     return text;
   }
 
+  /// The same number of bytes, so that what lies behind them stays where it was.
+  std::string overwritten(std::string bytes) {
+    if (bytes.empty()) return bytes;
+    for (std::uint64_t left = 1 + below(3); left != 0; --left) {
+      const std::size_t at = below(bytes.size());
+      // A bit, a byte, or a small, a large or any integer of 1, 2, 4 or 8 bytes.
+      if (below(3) == 0) {
+        bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8)));
+        continue;
+      }
+      const std::uint64_t integers[] = {below(16), ~std::uint64_t{0} - below(4), std::uint64_t{1} << below(64),
+                                        random_()};
+      const std::uint64_t integer = integers[below(std::size(integers))];
+      const std::size_t size = std::min<std::size_t>(std::size_t{1} << below(4), bytes.size() - at);
+      for (std::size_t i = 0; i < size; ++i) bytes[at + i] = static_cast<char>(integer >> (8 * i));
+    }
+    return bytes;
+  }
+
  private:
   /// The same everywhere, unlike std::uniform_int_distribution.
   std::uint64_t below(std::uint64_t limit) { return limit == 0 ? 0 : random_() % limit; }

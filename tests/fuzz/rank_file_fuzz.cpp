@@ -1,7 +1,7 @@
 // Damaged rank files through the process that reads them apart (src/verify/check_helper.hpp), and what that process
 // accepted once more here, in a fork that stands for the command itself.
 //
-//   rank_file_fuzz DUMP EXECUTIONS SEED     damages the rank files of a sound dump, one to four damages each
+//   rank_file_fuzz DUMP EXECUTIONS SEED     damages the rank files of a sound dump, one to three damages each
 //
 // The library is no part of the build, so that nothing guides the damages: they keep to the first kilobytes, where
 // small files have their metadata. Prints how often each outcome came; a file that crashes the second reader is kept in
@@ -93,7 +93,7 @@ class Fuzzer {
     const auto rank = static_cast<std::int32_t>(number % originals_.size());
     const std::string& original = originals_[static_cast<std::size_t>(rank)];
     const std::size_t head = std::min(original.size(), kMetadataBytes);
-    const std::string damaged = mutator_.mutated(original.substr(0, head), original) + original.substr(head);
+    const std::string damaged = mutator_.overwritten(original.substr(0, head)) + original.substr(head);
     write_file(path(rank), damaged);
     const RankCheck check = helper_->check(rank);
     ++outcomes_[outcome(check)];
