@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "gradclip/clip/output_places.hpp"
 #include "gradclip/clip/recorded.hpp"
 #include "gradclip/clip/second_pass.hpp"
 #include "gradclip/norm/shard_sums.hpp"
@@ -151,19 +152,15 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
   decide(step, options, result);
   if (output == nullptr || result.refused) return;
   refuse_products(run.dump.manifest(), step, result);
-  const bool first = run.comm.process() == 0;
   try {
-    if (first) output->prepare();
-    run.comm.barrier();
+    prepare_output(run.comm, *output);
     const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
     const SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
     result.total_after = written.total;
-    if (first) {
-      output->finish({.state = GradientState::after_clip,
-                      .files = written.files,
-                      .clip_record = clip_record(step, options, result)});
-    }
-    run.comm.barrier();
+    finish_output(run.comm, *output,
+                  {.state = GradientState::after_clip,
+                   .files = written.files,
+                   .clip_record = clip_record(step, options, result)});
   } catch (...) {
     // The process that fails may be the last one alive: it removes what all of them have written.
     output->discard();

@@ -48,15 +48,15 @@ class ClippedWriter {
 
   SecondPass write() {
     run_.stream.storage().keep_no_more();
-    const std::int32_t last = run_.plan.end(run_.comm.process());
+    const std::span<const std::int32_t> mine = run_.plan.ranks(run_.comm.process());
     // Offloading moves a whole part for each batch: as few batches as can be.
     const std::uint64_t most_bytes = offloads(run_.stream) ? std::uint64_t{1} << 62 : kBatchBytes;
-    for (std::int32_t rank = run_.plan.begin(run_.comm.process()); rank < last;) {
+    for (std::size_t next = 0; next < mine.size();) {
       auto batch = std::make_unique<Batch>();
       const std::size_t most_files = std::clamp<std::size_t>(run_.dump.capacity() / 4, 1, kBatchFiles);
-      while (rank < last && batch->bytes < most_bytes && batch->files.size() < most_files &&
+      while (next < mine.size() && batch->bytes < most_bytes && batch->files.size() < most_files &&
              batch->list.tasks.size() < kBatchTasks) {
-        append(*batch, rank++);
+        append(*batch, mine[next++]);
       }
       stream(*batch);
       finish_in_background(std::move(batch));
@@ -76,7 +76,7 @@ class ClippedWriter {
 
  private:
   void append(Batch& batch, std::int32_t rank) {
-    TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, rank + 1, factors_of_);
+    TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, factors_of_);
     none_.insert(none_.end(), list.none.begin(), list.none.end());
     batch.ranks.push_back(rank);
     batch.files.push_back(output_.begin(run_.dump.rank_file(rank)));
@@ -103,7 +103,7 @@ class ClippedWriter {
   }
 
   void measure_substitute(std::size_t parameter, std::int32_t rank) {
-    const TaskList list = list_tasks(run_.dump, {parameter, parameter + 1}, rank, rank + 1, factors_of_);
+    const TaskList list = list_tasks(run_.dump, {parameter, parameter + 1}, rank, factors_of_);
     statistics_.push_back({rank, {}});
     run_.stream.measure(list.tasks, list.factors, request_, [&](const MeasuredChunk& chunk) {
       gradclip::append(statistics_.back().statistics, chunk.statistics, chunk.count, chunk.position, request_.order);

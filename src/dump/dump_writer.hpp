@@ -56,8 +56,15 @@ class DumpWriter {
   DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite);
   DumpWriter(const std::filesystem::path& input, std::filesystem::path output, bool overwrite);
 
+  /// Hosts may have an OUT of their own each, in storage that others do not see: several processes prepare and finish.
+  void let_hosts_have_their_own() noexcept { several_ = true; }
+  [[nodiscard]] bool several() const noexcept { return several_; }
+
   /// As PartialOutput.
   void prepare() { output_.prepare(); }
+  [[nodiscard]] bool prepared() const noexcept { return output_.prepared(); }
+  void sign(const std::string& signature) { output_.sign(signature); }
+  [[nodiscard]] bool is_signed(const std::string& signature) const noexcept { return output_.is_signed(signature); }
 
   /// One rank file of the input's layout.
   [[nodiscard]] std::unique_ptr<RankFileWriter> begin(std::shared_ptr<const RankFile> input);
@@ -71,15 +78,19 @@ class DumpWriter {
   /// then removed). The process that prepared calls it, once all rank files are finished. Errors: Error(resources);
   /// Error(usage) if another process has given up the run. An old OUT is then still in its place.
   void finish(const ManifestChanges& changes);
-  /// The same with the manifest's whole text.
+  /// The manifest that finish() writes. Errors: as read_manifest().
+  [[nodiscard]] std::string manifest_with(const ManifestChanges& changes) const;
+  /// finish() with the manifest's whole text.
   void finish_with(const std::string& manifest);
 
   /// As PartialOutput.
   void discard() noexcept { output_.discard(); }
+  void withdraw() noexcept { output_.withdraw(); }
 
  private:
   const DumpReader* input_ = nullptr;
   PartialOutput output_;
+  bool several_ = false;
 };
 
 }  // namespace gradclip

@@ -206,6 +206,21 @@ void PartialOutput::prepare() {
   touched_ = true;
 }
 
+void PartialOutput::sign(const std::string& signature) {
+  PosixFile::open_for_writing(partial_ / kMarker, false).write(0, signature.data(), signature.size());
+}
+
+bool PartialOutput::is_signed(const std::string& signature) const noexcept {
+  try {
+    const PosixFile marker = PosixFile::open_for_reading(partial_ / kMarker);
+    std::string found(std::min<std::uint64_t>(marker.size(), signature.size() + 1), '\0');
+    marker.read(0, found.data(), found.size());
+    return found == signature;
+  } catch (...) {
+    return false;
+  }
+}
+
 void PartialOutput::publish() {
   GRADCLIP_CHECK(lock_ >= 0, "an output that was not prepared by this process");
   fs::path old;
@@ -224,7 +239,8 @@ void PartialOutput::publish() {
   if (kind_ == OutputKind::file) {
     fs::remove_all(partial_, ignored);
   } else {
-    if (!old.empty()) remove_replaced(old);
+    replaced_ = !old.empty();
+    if (replaced_) remove_replaced(old);
     // Only now, so that a run that ends before it leaves nothing that the next one dares not remove.
     fs::remove(output_ / kMarker, ignored);
     sync_directory(output_);
@@ -263,6 +279,13 @@ fs::path PartialOutput::publish_directory() {
   fs::path aside = stand_in(output_, ".replaced");
   replace(output_, partial_, aside);
   return aside;
+}
+
+void PartialOutput::withdraw() noexcept {
+  if (!finished_ || replaced_) return;
+  std::error_code ignored;
+  // Back under the name of what is unfinished first: then OUT goes in one step.
+  if (::rename(output_.c_str(), partial_.c_str()) == 0) fs::remove_all(partial_, ignored);
 }
 
 void PartialOutput::discard() noexcept {

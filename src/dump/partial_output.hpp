@@ -31,6 +31,12 @@ class PartialOutput {
   void prepare();
   [[nodiscard]] bool prepared() const noexcept { return lock_ >= 0; }
 
+  /// Signs OUT.partial, which this process prepared, so that others can tell whether they see this one.
+  /// Errors: Error(resources).
+  void sign(const std::string& signature);
+  /// Whether the OUT.partial that this process sees carries the signature. Nothrow: what cannot be read does not.
+  [[nodiscard]] bool is_signed(const std::string& signature) const noexcept;
+
   /// OUT.partial.
   [[nodiscard]] const std::filesystem::path& directory() const noexcept { return partial_; }
   /// In it, what becomes OUT where that is a file.
@@ -42,6 +48,10 @@ class PartialOutput {
   /// prepared calls it, once everything is written and synced. Errors: Error(resources); Error(usage) if another
   /// process has given up the run. An old OUT is then still in its place.
   void publish();
+
+  /// Removes OUT again, which this process published, unless it replaced another: for a run that fails elsewhere.
+  /// Nothrow.
+  void withdraw() noexcept;
 
   /// Removes what all processes have written so far, while they may still be writing: for a process that ends the run.
   /// Nothrow.
@@ -59,6 +69,7 @@ class PartialOutput {
   int lock_ = -1;
   bool touched_ = false;  // this process has made something in OUT.partial, or may have
   bool finished_ = false;
+  bool replaced_ = false;  // an old OUT, which is gone
 };
 
 /// For a handler of an error of writing into OUT.partial: rethrows it, unless another process has discarded the output

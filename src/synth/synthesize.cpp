@@ -321,7 +321,7 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
     SyntheticWriter ranks(manifest, options, fault, threads);
     std::vector<RankRecord> records;
     try {
-      for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
+      for (const std::int32_t rank : plan.ranks(comm.process())) {
         records.push_back(ranks.write(rank, writer.writing_directory()));
       }
     } catch (const Error&) {

@@ -423,7 +423,7 @@ AccumulateResult accumulate_microbatches(const std::vector<std::unique_ptr<DumpR
     const WorkPlan plan = plan_work(manifest, comm.size());
     std::vector<WrittenRank> mine;
     try {
-      for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
+      for (const std::int32_t rank : plan.ranks(comm.process())) {
         mine.push_back(replay.write(rank, writer.writing_directory()));
       }
     } catch (const Error&) {
