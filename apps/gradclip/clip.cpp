@@ -10,10 +10,11 @@
 namespace gradclip {
 
 ExitCode run_clip(Session& session, const CommandLine& line) {
-  DumpReader dump(line.dump);
+  DumpReader dump = session.open(line.dump);
   TrainingStep step = training_step(dump.manifest(), line.scale);
   DumpWriter writer(dump, line.output, line.overwrite, line.resume ? Leftover::continued : Leftover::removed);
   writer.read_back(line.paranoid);
+  if (session.by_locality()) writer.let_hosts_have_their_own();
   session.check_report_path(line.dump, line.output);
 
   Run run = session.run_over(dump, line.clip.total_norm ? 1 : measuring_passes(line) + 1);

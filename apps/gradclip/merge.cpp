@@ -14,7 +14,8 @@ namespace {
 bool holds_labels(Communicator& comm, DumpReader& dump) {
   const WorkPlan plan = plan_work(dump.manifest(), comm.size());
   std::uint8_t mine = 0;
-  for (std::int32_t rank = plan.begin(comm.process()); mine == 0 && rank < plan.end(comm.process()); ++rank) {
+  for (const std::int32_t rank : plan.ranks(comm.process())) {
+    if (mine != 0) break;
     try {
       mine = dump.rank_file(rank)->labels().empty() ? 0 : 1;
     } catch (const Error& error) {

@@ -6,7 +6,7 @@ namespace gradclip {
 
 ExitCode run_norms(Session& session, const CommandLine& line) {
   if (!line.sweep.empty()) return run_sweep(session, line);
-  DumpReader dump(line.dump);
+  DumpReader dump = session.open(line.dump);
   TrainingStep step = training_step(dump.manifest(), line.scale);
   session.check_report_path(line.dump, {});
 

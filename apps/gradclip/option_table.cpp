@@ -322,6 +322,11 @@ std::vector<OptionEntry> make_table() {
       {"offload", Kind::flag, Section::common, kMeasure, "",
        "one model part at a time on the device, the others in host memory",
        [](Line& line, const Value& v) { line.common.offload = boolean(v); }},
+      {"locality", Kind::value, Section::common, kClip | kNorms, "HOW",
+       "shared (default: every host sees every rank file), or files: each process serves files that its host sees",
+       [](Line& line, const Value& v) {
+         line.common.locality = choice<Locality>(v, {{"shared", Locality::shared}, {"files", Locality::files}});
+       }},
       {"progress", Kind::toggle, Section::common, kAll & ~(kInspect | kTokens | kDoctor), "",
        "progress on stderr (default: if that is a terminal)",
        [](Line& line, const Value& v) { line.common.progress = boolean(v); }},

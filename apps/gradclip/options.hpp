@@ -27,6 +27,9 @@ namespace gradclip {
 enum class OutputFormat : std::uint8_t { text, json };
 enum class ColourChoice : std::uint8_t { automatic, always, never };
 
+/// What processes see of the dump's directory.
+enum class Locality : std::uint8_t { shared, files };
+
 /// What every command takes.
 struct CommonOptions {
   DeviceChoice device = DeviceChoice::automatic;
@@ -34,6 +37,7 @@ struct CommonOptions {
   std::optional<std::uint64_t> memory_budget;         ///< bytes of each process
   std::optional<std::uint64_t> device_memory_budget;  ///< clip, norms: bytes of each process
   bool offload = false;                               ///< clip, norms
+  Locality locality = Locality::shared;               ///< clip, norms
   Numerics numerics = Numerics::exact;
   std::optional<std::filesystem::path> report;
   OutputFormat format = OutputFormat::text;

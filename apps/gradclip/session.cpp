@@ -17,14 +17,15 @@
 #include "gradclip/comm/mpi_communicator.hpp"
 #include "gradclip/report/structured.hpp"
 #include "launch.hpp"
+#include "locality.hpp"
 #include "output.hpp"
 
 namespace gradclip {
 namespace {
 
-/// What an open rank file remembers of one located shard, at most; and files that are worth keeping open all the same.
+/// What an open rank file remembers of one located shard, at most; and files that are kept open all the same.
 constexpr std::size_t kLocatedShardBytes = 2048;
-constexpr std::size_t kLeastOpenFiles = 4;
+constexpr std::size_t kLeastOpenFiles = 2;  // two copies that are compared
 constexpr std::uint64_t kLeastMemory = std::uint64_t{64} << 20;
 
 bool is_set(const Environment& environment, const char* name) {
@@ -145,6 +146,7 @@ void require_launcher(const Launch& launch, const CommandLine& line) {
 
 Session::Session(Communicator& comm, Launch launch, const CommonOptions& options, const Environment& environment)
     : comm_(comm),
+      counting_(comm),
       launch_(std::move(launch)),
       options_(options),
       style_(style_of(options, launch_, environment)),
@@ -169,6 +171,7 @@ const ChosenBackend& Session::backend() {
   } else {
     device_memory_budget_ = options_.device_memory_budget.value_or(description.device_memory / 2 / agreed.sharers);
     nccl_ = try_nccl_communicator(comm_, description.identity);
+    if (nccl_.communicator) counting_.pass_on_to(*nccl_.communicator);
   }
   return *backend_;
 }
@@ -177,15 +180,27 @@ std::string Session::launch_reason() const {
   return launch_.launcher == Launcher::mpi ? "the launcher set " + launch_.sign : "no MPI launcher started this run";
 }
 
+DumpReader Session::open(const std::filesystem::path& dump) {
+  if (by_locality()) return DumpReader(dump, manifest_of_first(comm(), dump));
+  return DumpReader(dump);
+}
+
+WorkPlan Session::plan_over(const DumpReader& dump) {
+  if (!by_locality()) return plan_work(dump.manifest(), comm_.size());
+  LocalWork work = plan_local_work(comm(), dump);
+  locality_ = std::move(work.summary);
+  return std::move(work.plan);
+}
+
 Run Session::run_over(DumpReader& dump, int passes) {
-  WorkPlan plan = plan_work(dump.manifest(), comm_.size());
+  WorkPlan plan = plan_over(dump);
   limit_open_files(dump, memory_budget_ / 4);
   StreamOptions stream;
   stream.threads = threads_;
   stream.memory_budget = memory_budget_;
   stream.offload = options_.offload;
   if (speaks()) {
-    progress_.begin(bytes_of_process(dump.manifest()) * passes);
+    progress_.begin(bytes_of_process(dump.manifest(), plan) * passes);
     stream.progress = [this](std::uint64_t finished) { progress_.add(finished); };
   }
   Backend& device = *backend().backend;
@@ -208,7 +223,7 @@ DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
   for (DumpReader* dump : {&a, b}) {
     if (dump == nullptr) continue;
     limit_open_files(*dump, memory_budget_ / 8);
-    mine += bytes_of_process(dump->manifest());
+    mine += bytes_of_process(dump->manifest(), plan_work(dump->manifest(), comm_.size()));
   }
   DiffRun run{{&a, b}, comm(), threads_, memory_budget_, {}};
   if (speaks()) run.progress = begin_progress(mine);
@@ -222,19 +237,16 @@ AccumulateRun Session::run_over(const MicrobatchDumps& dumps) {
   double mine = 0.0;
   for (const std::unique_ptr<DumpReader>& dump : dumps) {
     limit_open_files(*dump, memory_budget_ / 4 / dumps.size());
-    mine += bytes_of_process(dump->manifest());
+    mine += bytes_of_process(dump->manifest(), plan_work(dump->manifest(), comm_.size()));
   }
   if (speaks()) run.progress = begin_progress(mine);
   return run;
 }
 
-double Session::bytes_of_process(const Manifest& manifest) const {
-  const WorkPlan plan = plan_work(manifest, comm_.size());
+double Session::bytes_of_process(const Manifest& manifest, const WorkPlan& plan) const {
   const std::vector<double> bytes = bytes_by_rank(manifest);
   double mine = 0.0;
-  for (std::int32_t rank = plan.begin(comm_.process()); rank < plan.end(comm_.process()); ++rank) {
-    mine += bytes[static_cast<std::size_t>(rank)];
-  }
+  for (const std::int32_t rank : plan.ranks(comm_.process())) mine += bytes[static_cast<std::size_t>(rank)];
   return mine;
 }
 
@@ -288,11 +300,12 @@ ReportRun Session::facts(Numerics numerics) {
   struct Mine {
     std::uint64_t memory_peak, device_peak, device_budget;
     double read, compute, write, total;
+    CommunicationVolume volume;
   };
   const std::size_t workers = stream_ ? stream_->options().threads : threads_;
   const auto average = [&](double seconds) { return seconds / static_cast<double>(workers); };
   const Mine mine{peak_memory(),          device.device_memory_peak, device_memory_budget_, average(times.read),
-                  average(times.compute), average(times.write),      elapsed.count()};
+                  average(times.compute), average(times.write),      elapsed.count(),       counting_.volume()};
 
   ReportRun run;
   run.processes = comm_.size();
@@ -314,6 +327,7 @@ ReportRun Session::facts(Numerics numerics) {
     run.offload = on_device ? "one model part at a time on the device"
                             : "nothing to move: gradients are worked on in host memory";
   }
+  run.locality = locality_;
   ReportSeconds slowest;
   for (const Mine& other : gather_value(comm_, mine)) {
     run.memory_peak_bytes = std::max(run.memory_peak_bytes, other.memory_peak);
@@ -324,6 +338,9 @@ ReportRun Session::facts(Numerics numerics) {
     slowest = {std::max(slowest.read, other.read), std::max(slowest.compute, other.compute),
                std::max(slowest.write, other.write)};
     run.seconds_total = std::max(run.seconds_total, other.total);
+    run.communication = {std::max(run.communication.collectives, other.volume.collectives),
+                         std::max(run.communication.bytes_sent, other.volume.bytes_sent),
+                         std::max(run.communication.bytes_received, other.volume.bytes_received)};
   }
   if (stream_) run.seconds_of_a_thread = slowest;
   return run;

@@ -14,6 +14,7 @@
 #include "gradclip/analysis/block_exchange.hpp"
 #include "gradclip/backend/backend.hpp"
 #include "gradclip/comm/communicator.hpp"
+#include "gradclip/comm/counting_communicator.hpp"
 #include "gradclip/comm/host_board.hpp"
 #include "gradclip/comm/nccl_communicator.hpp"
 #include "gradclip/norm/total_norm.hpp"
@@ -40,8 +41,8 @@ class Session {
   /// Collective. @param comm  outlives the session
   Session(Communicator& comm, Launch launch, const CommonOptions& options, const Environment& environment);
 
-  /// NCCL's where backend() found that every process has a device of its own, else the base.
-  [[nodiscard]] Communicator& comm() noexcept { return nccl_.communicator ? *nccl_.communicator : comm_; }
+  /// Counts what it carries. NCCL's where backend() found that every process has a device of its own, else the base.
+  [[nodiscard]] Communicator& comm() noexcept { return counting_; }
   [[nodiscard]] bool speaks() const noexcept { return comm_.process() == 0; }
   /// Why this base communicator: one sentence.
   [[nodiscard]] std::string launch_reason() const;
@@ -56,6 +57,10 @@ class Session {
 
   /// Bytes of device memory of this process; 0 without a device. After backend().
   [[nodiscard]] std::uint64_t device_memory_budget() const noexcept { return device_memory_budget_; }
+
+  /// The dump, opened as --locality says. Collective. Errors: as DumpReader and manifest_of_first().
+  [[nodiscard]] DumpReader open(const std::filesystem::path& dump);
+  [[nodiscard]] bool by_locality() const noexcept { return options_.locality == Locality::files; }
 
   /// Everything that a pass over a dump works with. Collective.
   /// @param passes  over the gradients: for the progress line, and because one alone keeps nothing
@@ -93,14 +98,16 @@ class Session {
   void end_progress() noexcept { progress_.end(); }
 
  private:
+  [[nodiscard]] WorkPlan plan_over(const DumpReader& dump);
   /// An open rank file remembers the shards that were located in it: keeps them within `memory` bytes.
   static void limit_open_files(DumpReader& dump, std::uint64_t memory);
   /// Of the gradients that this process's recorded ranks hold.
-  [[nodiscard]] double bytes_of_process(const Manifest& manifest) const;
+  [[nodiscard]] double bytes_of_process(const Manifest& manifest, const WorkPlan& plan) const;
   void write_report_file(const std::function<void(std::ostream&)>& write) const;
   void write_stdout(const std::function<void(std::ostream&)>& write) const;
 
   Communicator& comm_;
+  CountingCommunicator counting_;
   Launch launch_;
   CommonOptions options_;
   TextStyle style_;
@@ -114,6 +121,7 @@ class Session {
   Progress progress_;
   std::unique_ptr<ShardStream> stream_;
   StreamTimes earlier_times_;  ///< of the streams before it
+  std::optional<std::string> locality_;
 };
 
 }  // namespace gradclip

@@ -42,7 +42,7 @@ class Sweep {
   Sweep(Session& session, const CommandLine& line) : session_(session), line_(line) {}
 
   Step measure(const std::filesystem::path& path) {
-    DumpReader dump(path);
+    DumpReader dump = session_.open(path);
     TrainingStep step = training_step(dump.manifest(), line_.scale);
     step.max_norm.reset();  // of no account here
     Run run = session_.run_over(dump, measuring_passes(line_));

@@ -92,8 +92,7 @@ std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
   const int me = run_.comm.process();
   std::vector<Source> sources;
   for (std::uint32_t side = 0; side < plans_.size(); ++side) {
-    for (std::int32_t rank = plans_[side].begin(me); rank < plans_[side].end(me); ++rank)
-      sources.push_back({side, rank});
+    for (const std::int32_t rank : plans_[side].ranks(me)) sources.push_back({side, rank});
   }
   std::vector<std::vector<Outgoing>> described(sources.size());
   parallel_for(sources.size(), run_.threads,

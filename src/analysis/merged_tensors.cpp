@@ -104,7 +104,7 @@ MergePlan plan_merge(DiffRun& run, const NamePattern* only, MergeFormat format) 
 
   std::vector<Sight> sights(plan.tensors.size());
   const WorkPlan work = plan_work(manifest, run.comm.size());
-  for (std::int32_t rank = work.begin(run.comm.process()); rank < work.end(run.comm.process()); ++rank) {
+  for (const std::int32_t rank : work.ranks(run.comm.process())) {
     std::shared_ptr<const RankFile> file;
     for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
       const ParameterEntry& entry = manifest.parameters[plan.tensors[i].tensor.parameter];

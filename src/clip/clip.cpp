@@ -160,11 +160,11 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
     result.total_after = written.total;
     return std::move(written.files);
   };
-  const auto finish = [&](const std::map<std::string, FileRecord>& files) {
-    output->finish({.state = GradientState::after_clip, .files = files, .clip_record = record});
+  const auto text_of = [&](const std::map<std::string, FileRecord>& files) {
+    return output->manifest_with({.state = GradientState::after_clip, .files = files, .clip_record = record});
   };
   const std::string identity = run_identity(run.dump, factors, result.scale.factors.expert, record);
-  for (const WrittenRank& file : write_jointly(run.comm, *output, run.dump.manifest(), identity, write_mine, finish)) {
+  for (const WrittenRank& file : write_jointly(run.comm, *output, run.dump.manifest(), identity, write_mine, text_of)) {
     result.kept_files += file.kept;
   }
 }

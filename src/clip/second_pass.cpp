@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -51,15 +52,15 @@ class ClippedWriter {
   SecondPass write() {
     run_.stream.storage().keep_no_more();
     find_kept();
-    const std::int32_t last = run_.plan.end(run_.comm.process());
+    const std::span<const std::int32_t> mine = run_.plan.ranks(run_.comm.process());
     // Offloading moves a whole part for each batch: as few batches as can be.
     const std::uint64_t most_bytes = offloads(run_.stream) ? std::uint64_t{1} << 62 : kBatchBytes;
-    for (std::int32_t rank = run_.plan.begin(run_.comm.process()); rank < last;) {
+    for (std::size_t next = 0; next < mine.size();) {
       auto batch = std::make_unique<Batch>();
       const std::size_t most_files = std::clamp<std::size_t>(run_.dump.capacity() / 4, 1, kBatchFiles);
-      while (rank < last && batch->bytes < most_bytes && batch->files.size() < most_files &&
+      while (next < mine.size() && batch->bytes < most_bytes && batch->files.size() < most_files &&
              batch->list.tasks.size() < kBatchTasks) {
-        append(*batch, rank++);
+        append(*batch, mine[next++]);
       }
       if (batch->files.empty()) continue;
       stream(*batch);
@@ -80,28 +81,30 @@ class ClippedWriter {
  private:
   /// Reads what an earlier run has finished of this process's rank files.
   void find_kept() {
-    const std::int32_t first = run_.plan.begin(run_.comm.process());
-    const auto count = static_cast<std::size_t>(run_.plan.end(run_.comm.process()) - first);
-    kept_.resize(count);
-    parallel_for(count, run_.stream.options().threads, [&](std::size_t i, std::size_t) {
-      const std::optional<FinishedFile> file = output_.finished(first + static_cast<std::int32_t>(i));
+    const std::span<const std::int32_t> mine = run_.plan.ranks(run_.comm.process());
+    std::vector<std::optional<KeptFile>> kept(mine.size());
+    parallel_for(mine.size(), run_.stream.options().threads, [&](std::size_t i, std::size_t) {
+      const std::optional<FinishedFile> file = output_.finished(mine[i]);
       if (!file) return;
-      if (const auto statistics = noted_statistics(file->note)) kept_[i] = KeptFile{file->record, *statistics};
+      if (const auto statistics = noted_statistics(file->note)) kept[i] = KeptFile{file->record, *statistics};
     });
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (kept[i]) kept_.emplace(mine[i], std::move(*kept[i]));
+    }
   }
 
   /// @return whether the rank's file is there already.
   bool take_over(std::int32_t rank) {
-    const std::optional<KeptFile>& file = kept_[static_cast<std::size_t>(rank - run_.plan.begin(run_.comm.process()))];
-    if (!file) return false;
-    records_.emplace_back(rank, file->record);
+    const auto found = kept_.find(rank);
+    if (found == kept_.end()) return false;
+    records_.emplace_back(rank, found->second.record);
     records_.back().kept = 1;
-    statistics_.push_back({rank, file->statistics});
+    statistics_.push_back({rank, found->second.statistics});
     return true;
   }
 
   void append(Batch& batch, std::int32_t rank) {
-    TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, rank + 1, factors_of_);
+    TaskList list = list_tasks(run_.dump, {0, manifest_.parameters.size()}, rank, factors_of_);
     none_.insert(none_.end(), list.none.begin(), list.none.end());
     if (take_over(rank)) return;
     batch.ranks.push_back(rank);
@@ -131,7 +134,7 @@ class ClippedWriter {
   }
 
   void measure_substitute(std::size_t parameter, std::int32_t rank) {
-    const TaskList list = list_tasks(run_.dump, {parameter, parameter + 1}, rank, rank + 1, factors_of_);
+    const TaskList list = list_tasks(run_.dump, {parameter, parameter + 1}, rank, factors_of_);
     statistics_.push_back({rank, {}});
     run_.stream.measure(list.tasks, list.factors, request_, [&](const MeasuredChunk& chunk) {
       gradclip::append(statistics_.back().statistics, chunk.statistics, chunk.count, chunk.position, request_.order);
@@ -191,7 +194,7 @@ class ClippedWriter {
   std::vector<bool> counted_;
   std::vector<RankStatistics> statistics_;
   std::vector<NoneShard> none_;
-  std::vector<std::optional<KeptFile>> kept_;  // by recorded rank of this process
+  std::map<std::int32_t, KeptFile> kept_;  // by recorded rank of this process
   std::vector<WrittenRank> records_;
   std::future<std::vector<WrittenRank>> pending_;
 };

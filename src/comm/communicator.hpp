@@ -102,32 +102,47 @@ template <class T>
   return all;
 }
 
-/// Sends outgoing[i] to process i; returns what each process sent here, by process.
+/// Sends the values, counts[i] of them to process i in the order of processes; returns what the processes sent here,
+/// one after another in process order.
+/// @param received  if given: how many values came from each process
 template <class T>
-[[nodiscard]] std::vector<std::vector<T>> exchange_values(Communicator& comm, std::vector<std::vector<T>> outgoing) {
+[[nodiscard]] std::vector<T> exchange_values(Communicator& comm, std::vector<T> outgoing,
+                                             std::span<const std::size_t> counts,
+                                             std::vector<std::size_t>* received = nullptr) {
   const auto processes = static_cast<std::size_t>(comm.size());
-  std::vector<std::size_t> send_counts(processes), receive_counts(processes);
-  std::vector<T> send;
-  for (std::size_t i = 0; i < processes; ++i) {
-    send_counts[i] = outgoing[i].size() * sizeof(T);
-    send.insert(send.end(), outgoing[i].begin(), outgoing[i].end());
-    std::vector<T>().swap(outgoing[i]);  // rounds are sized by memory
-  }
+  std::vector<std::size_t> send_counts(counts.begin(), counts.end()), receive_counts(processes);
+  for (std::size_t& count : send_counts) count *= sizeof(T);
   const std::vector<std::size_t> eight(processes, sizeof(std::size_t));
   comm.all_to_all(bytes_of(std::span<const std::size_t>(send_counts)), eight,
                   bytes_of(std::span<std::size_t>(receive_counts)), eight);
   std::size_t total = 0;
   for (const std::size_t count : receive_counts) total += count;
-  std::vector<T> received(total / sizeof(T));
-  comm.all_to_all(bytes_of(std::span<const T>(send)), send_counts, bytes_of(std::span<T>(received)), receive_counts);
-  std::vector<T>().swap(send);
-  std::vector<std::vector<T>> incoming(processes);
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < processes; ++i) {
-    const std::size_t count = receive_counts[i] / sizeof(T);
-    incoming[i].assign(received.begin() + static_cast<std::ptrdiff_t>(at),
-                       received.begin() + static_cast<std::ptrdiff_t>(at + count));
-    at += count;
+  std::vector<T> incoming(total / sizeof(T));
+  comm.all_to_all(bytes_of(std::span<const T>(outgoing)), send_counts, bytes_of(std::span<T>(incoming)),
+                  receive_counts);
+  if (received != nullptr) {
+    for (std::size_t& count : receive_counts) count /= sizeof(T);
+    *received = std::move(receive_counts);
+  }
+  return incoming;
+}
+
+/// Sends outgoing[i] to process i; returns what each process sent here, by process.
+template <class T>
+[[nodiscard]] std::vector<std::vector<T>> exchange_values(Communicator& comm, std::vector<std::vector<T>> outgoing) {
+  std::vector<std::size_t> counts, received;
+  std::vector<T> send;
+  for (std::vector<T>& to : outgoing) {
+    counts.push_back(to.size());
+    send.insert(send.end(), to.begin(), to.end());
+    std::vector<T>().swap(to);  // rounds are sized by memory
+  }
+  const std::vector<T> all = exchange_values(comm, std::move(send), counts, &received);
+  std::vector<std::vector<T>> incoming;
+  auto next = all.begin();
+  for (const std::size_t count : received) {
+    incoming.emplace_back(next, next + static_cast<std::ptrdiff_t>(count));
+    next += static_cast<std::ptrdiff_t>(count);
   }
   return incoming;
 }

@@ -10,7 +10,9 @@
 namespace gradclip {
 namespace {
 
-constexpr std::size_t kMostOpen = 512;
+// More cost more than they save: HDF5 keeps half a megabyte for each, and a list of them that it walks at every
+// opening.
+constexpr std::size_t kMostOpen = 128;
 constexpr std::size_t kKeptForOthers = 64;
 constexpr std::size_t kDescriptorsPerFile = 2;  // HDF5's and ours
 

@@ -42,8 +42,12 @@ std::unique_ptr<RankFileWriter> DumpWriter::begin(std::shared_ptr<const RankFile
 }
 
 void DumpWriter::finish(const ManifestChanges& changes) {
+  finish_with(manifest_with(changes));
+}
+
+std::string DumpWriter::manifest_with(const ManifestChanges& changes) const {
   GRADCLIP_CHECK(input_ != nullptr, "changes of a manifest, without an input");
-  finish_with(rewritten_manifest(input_->directory(), changes));
+  return rewritten_manifest(input_->directory(), changes);
 }
 
 void DumpWriter::finish_with(const std::string& manifest) {

@@ -63,8 +63,17 @@ class DumpWriter {
              Leftover leftover = Leftover::removed);
   DumpWriter(const std::filesystem::path& input, std::filesystem::path output, bool overwrite);
 
+  /// Hosts may have an OUT of their own each, in storage that others do not see: several processes prepare and finish.
+  void let_hosts_have_their_own() noexcept { several_ = true; }
+  [[nodiscard]] bool several() const noexcept { return several_; }
+
   /// As PartialOutput.
   void prepare(const std::string& identity = {}) { output_.prepare(identity); }
+  [[nodiscard]] bool prepared() const noexcept { return output_.prepared(); }
+  /// Whether OUT.partial, as this process sees it, was prepared with this identity.
+  [[nodiscard]] bool is_prepared_as(const std::string& identity) const noexcept {
+    return output_.is_prepared_as(identity);
+  }
 
   /// Whether rank files are read back when they are finished, and compared with what was computed.
   void read_back(bool wanted) noexcept { reads_back_ = wanted; }
@@ -89,17 +98,21 @@ class DumpWriter {
   /// then removed). The process that prepared calls it, once all rank files are finished. Errors: Error(resources);
   /// Error(usage) if another process has given up the run. An old OUT is then still in its place.
   void finish(const ManifestChanges& changes);
-  /// The same with the manifest's whole text.
+  /// The manifest that finish() writes. Errors: as read_manifest().
+  [[nodiscard]] std::string manifest_with(const ManifestChanges& changes) const;
+  /// finish() with the manifest's whole text.
   void finish_with(const std::string& manifest);
 
   /// As PartialOutput.
   void discard() noexcept { output_.discard(); }
+  void withdraw() noexcept { output_.withdraw(); }
 
  private:
   const DumpReader* input_ = nullptr;
   PartialOutput output_;
   bool continues_ = false;
   bool reads_back_ = false;
+  bool several_ = false;
 };
 
 }  // namespace gradclip

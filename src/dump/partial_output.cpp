@@ -281,6 +281,14 @@ void PartialOutput::forget() noexcept {
   outputs.erase(std::remove(outputs.begin(), outputs.end(), this), outputs.end());
 }
 
+bool PartialOutput::is_prepared_as(const std::string& identity) const noexcept {
+  try {
+    return marked_identity(partial_) == identity;
+  } catch (...) {
+    return false;
+  }
+}
+
 void PartialOutput::publish() {
   GRADCLIP_CHECK(prepared_, "an output that was not prepared by this process");
   try {
@@ -316,11 +324,19 @@ void PartialOutput::put_in_place() {
   refuse_foreign(output_, kind_);
   if (kind_ == OutputKind::file) return rename_or_throw(made(), output_);
   error = rename_with(made(), output_, RENAME_EXCHANGE);
+  replaced_ = true;
   if (error == 0) return;
   if (!not_supported(error)) throw output_error(output_, "exchange it with " + made().string(), error);
   const fs::path aside = stand_in(output_, ".replaced");
   replace(output_, made(), aside);
   fs::rename(aside, made(), ignored);  // where it is removed from
+}
+
+void PartialOutput::withdraw() noexcept {
+  if (!finished_ || replaced_) return;
+  std::error_code ignored;
+  // Back under the name of what is unfinished first: then OUT goes in one step.
+  if (::rename(output_.c_str(), partial_.c_str()) == 0) fs::remove_all(partial_, ignored);
 }
 
 void PartialOutput::discard() noexcept {

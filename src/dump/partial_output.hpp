@@ -49,6 +49,10 @@ class PartialOutput {
   void prepare(const std::string& identity = {});
   [[nodiscard]] bool prepared() const noexcept { return prepared_; }
 
+  /// Whether the OUT.partial that this process sees was prepared with this identity, which is not empty. Nothrow: what
+  /// cannot be read was not.
+  [[nodiscard]] bool is_prepared_as(const std::string& identity) const noexcept;
+
   /// OUT.partial.
   [[nodiscard]] const std::filesystem::path& directory() const noexcept { return partial_; }
   /// In it, what becomes OUT.
@@ -61,6 +65,10 @@ class PartialOutput {
   /// prepared calls it, once everything is written and synced. Errors: Error(resources); Error(usage) if another
   /// process has given up the run. An old OUT is then still in its place.
   void publish();
+
+  /// Removes OUT again, which this process published, unless it replaced another: for a run that fails elsewhere.
+  /// Nothrow.
+  void withdraw() noexcept;
 
   /// Removes what all processes have written so far, while they may still be writing: for a process that ends the run.
   /// Nothing with Leftover::continued. Nothrow.
@@ -83,6 +91,7 @@ class PartialOutput {
   bool prepared_ = false;
   bool touched_ = false;  // this process has made something in OUT.partial, or may have
   bool finished_ = false;
+  bool replaced_ = false;  // an old OUT, which is gone
 };
 
 /// Discards every output that this process has touched and that is not published: for a thread that ends the process.

@@ -107,7 +107,7 @@ void HistogramCollector::count_stand_ins(Run& run, const ParameterFactors& facto
   for (const Substitute& one : absences.substitutes()) {
     if (manifest_.parameters[one.parameter].has_partial()) continue;
     if (run.plan.process_of(one.used) != run.comm.process()) continue;
-    TaskList list = list_tasks(run.dump, {one.parameter, one.parameter + 1}, one.used, one.used + 1, factors_of);
+    TaskList list = list_tasks(run.dump, {one.parameter, one.parameter + 1}, one.used, factors_of);
     for (ShardTask& task : list.tasks) task.shown = true;
     run.stream.measure(list.tasks, list.factors, {}, {}, sink(list.tasks, list.factors));
     finish_pass();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "gradclip/norm/addend_exchange.hpp"
 #include "gradclip/norm/histograms.hpp"
@@ -181,31 +182,54 @@ class PartialCombination {
     return gather_values(run_.comm, std::span<const CombinedChunk>(combine_all(mine, arrivals, part_of)));
   }
 
-  /// Reads what this process's recorded ranks add to the segments, for each combiner one after another.
-  /// @return bytes for each process
-  std::vector<std::size_t> read_addends(const std::vector<std::vector<const Segment*>>& of_combiner,
-                                        std::vector<std::vector<AddendHeader>>& headers) {
-    const int me = run_.comm.process();
-    std::size_t at_most = 0;
-    for (const std::vector<const Segment*>& segments : of_combiner) {
-      for (const Segment* segment : segments) {
-        for (const std::int32_t rank : slices_[segment->item].addends) {
-          if (run_.plan.process_of(rank) == me) at_most += addend_bytes(*segment);
-        }
-      }
-    }
-    std::byte* to = exchange_.outgoing(at_most);
-    std::vector<std::size_t> counts(of_combiner.size(), 0);
+  /// An addend on its way from its file to its combiner.
+  struct Reading {
+    std::int32_t rank = 0;
+    const Segment* segment = nullptr;
+    std::size_t combiner = 0;
+    std::size_t offset = 0;  ///< of its bytes in what is sent, if no addend before it is None
+    AddendHeader header;
+  };
+
+  /// What this process's recorded ranks add to the segments, for each combiner one after another.
+  [[nodiscard]] std::vector<Reading> list_readings(const std::vector<std::vector<const Segment*>>& of_combiner) const {
+    std::vector<Reading> readings;
+    std::size_t offset = 0;
     for (std::size_t i = 0; i < of_combiner.size(); ++i) {
       for (const Segment* segment : of_combiner[i]) {
         for (const std::int32_t rank : slices_[segment->item].addends) {
-          if (run_.plan.process_of(rank) != me) continue;
-          headers[i].push_back(read_addend(*segment, rank, to));
-          if (headers[i].back().none != 0) continue;
-          to += addend_bytes(*segment);
-          counts[i] += addend_bytes(*segment);
+          if (run_.plan.process_of(rank) != run_.comm.process()) continue;
+          readings.push_back({rank, segment, i, offset, {}});
+          offset += addend_bytes(*segment);
         }
       }
+    }
+    return readings;
+  }
+
+  /// Reads them, rank by rank: there may be more files than can be open.
+  /// @return bytes for each process
+  std::vector<std::size_t> read_addends(const std::vector<std::vector<const Segment*>>& of_combiner,
+                                        std::vector<std::vector<AddendHeader>>& headers) {
+    std::vector<Reading> readings = list_readings(of_combiner);
+    if (readings.empty()) return std::vector<std::size_t>(of_combiner.size(), 0);
+    std::byte* const bytes = exchange_.outgoing(readings.back().offset + addend_bytes(*readings.back().segment));
+    std::vector<std::size_t> by_rank(readings.size());
+    std::iota(by_rank.begin(), by_rank.end(), std::size_t{0});
+    std::stable_sort(by_rank.begin(), by_rank.end(),
+                     [&](std::size_t a, std::size_t b) { return readings[a].rank < readings[b].rank; });
+    for (const std::size_t i : by_rank) {
+      readings[i].header = read_addend(*readings[i].segment, readings[i].rank, bytes + readings[i].offset);
+    }
+    std::vector<std::size_t> counts(of_combiner.size(), 0);
+    std::byte* to = bytes;
+    for (const Reading& reading : readings) {
+      headers[reading.combiner].push_back(reading.header);
+      if (reading.header.none != 0) continue;
+      const std::size_t size = addend_bytes(*reading.segment);
+      if (to != bytes + reading.offset) std::memmove(to, bytes + reading.offset, size);
+      to += size;
+      counts[reading.combiner] += size;
     }
     return counts;
   }

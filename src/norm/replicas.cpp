@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "gradclip/norm/findings.hpp"
 #include "gradclip/norm/segments.hpp"
@@ -62,19 +63,13 @@ void compare(Difference& difference, DType dtype, Values a, Values b, std::uint6
 /// Which of one parameter's copies hold the same values, over all of its slices.
 class AgreeingCopies {
  public:
-  /// @param declared  the copies of the slice; None ones are in `absent`
-  void add_slice(std::int32_t counted, const std::vector<std::int32_t>& declared,
-                 const std::set<std::int32_t>& absent) {
-    Slice& slice = slices_[counted];
-    if (!slice.with_counted.empty()) return;
-    for (const std::int32_t rank : declared) {
-      if (absent.count(rank) == 0) slice.with_counted.push_back(rank);
-    }
+  [[nodiscard]] bool knows_slice(std::int32_t counted) const { return slices_.count(counted) != 0; }
+  /// @param declared  the copies of the slice, those that are not None
+  void add_slice(std::int32_t counted, std::vector<std::int32_t> declared) {
+    slices_[counted].declared = std::move(declared);
   }
   void differs(const Suspect& suspect) {
-    Slice& slice = slices_[suspect.rank];
-    std::erase(slice.with_counted, suspect.other_rank);
-    slice.others[suspect.fingerprint].push_back(suspect.other_rank);
+    slices_[suspect.rank].others[suspect.fingerprint].push_back(suspect.other_rank);
   }
 
   /// Empty where it goes without saying: two copies.
@@ -83,13 +78,9 @@ class AgreeingCopies {
     std::string text;
     std::size_t shown = 0;
     for (const auto& [counted, slice] : slices_) {
-      std::vector<std::vector<std::int32_t>> classes{slice.with_counted};
-      std::size_t copies = slice.with_counted.size();
-      for (const auto& [fingerprint, ranks] : slice.others) {
-        classes.push_back(ranks);
-        copies += ranks.size();
-      }
-      if (copies < 3) continue;
+      if (slice.declared.size() < 3) continue;
+      std::vector<std::vector<std::int32_t>> classes{slice.with_counted()};
+      for (const auto& [fingerprint, ranks] : slice.others) classes.push_back(ranks);
       if (++shown > kMostSlices) return text + ", and so on in other slices";
       std::sort(classes.begin(), classes.end());
       std::vector<std::string> parts;
@@ -105,8 +96,18 @@ class AgreeingCopies {
 
  private:
   struct Slice {
-    std::vector<std::int32_t> with_counted;
+    std::vector<std::int32_t> declared;
     std::map<std::uint64_t, std::vector<std::int32_t>> others;  // by fingerprint
+
+    [[nodiscard]] std::vector<std::int32_t> with_counted() const {
+      std::set<std::int32_t> differing;
+      for (const auto& [fingerprint, ranks] : others) differing.insert(ranks.begin(), ranks.end());
+      std::vector<std::int32_t> equal;
+      for (const std::int32_t rank : declared) {
+        if (differing.count(rank) == 0) equal.push_back(rank);
+      }
+      return equal;
+    }
   };
   std::map<std::int32_t, Slice> slices_;  // by the copy that counts
 };
@@ -321,11 +322,13 @@ std::vector<Finding> compare_replicas(Run& run, const std::vector<Suspect>& susp
     merged.counted = suspect.parameter;
     merged.ranks.insert({suspect.rank, suspect.other_rank});
     if (suspect.parameter == suspect.other_parameter) {
-      const ParameterEntry& entry = manifest.parameters[suspect.parameter];
-      std::set<std::int32_t> none = left_out[suspect.parameter];
-      none.insert(merged.none.begin(), merged.none.end());
-      merged.agreement.add_slice(suspect.rank, manifest.role(entry, suspect.rank, expert[suspect.parameter]).copies,
-                                 none);
+      if (!merged.agreement.knows_slice(suspect.rank)) {
+        const ParameterEntry& entry = manifest.parameters[suspect.parameter];
+        std::vector<std::int32_t> copies = manifest.role(entry, suspect.rank, expert[suspect.parameter]).copies;
+        const std::set<std::int32_t>& unread = left_out[suspect.parameter];
+        std::erase_if(copies, [&](std::int32_t rank) { return unread.count(rank) + merged.none.count(rank) != 0; });
+        merged.agreement.add_slice(suspect.rank, std::move(copies));
+      }
       merged.agreement.differs(suspect);
     }
     const Difference& found = verdict.difference;

@@ -12,29 +12,22 @@
 
 #include "gradclip/base/dispatch.hpp"
 #include "gradclip/norm/histograms.hpp"
+#include "gradclip/norm/result_exchange.hpp"
 #include "gradclip/training/offload.hpp"
 
 namespace gradclip {
 namespace {
-
-/// Shard results of one process between two exchanges: bounds the table of parameters × ranks.
-constexpr std::size_t kResultsPerExchange = 200'000;
-
-/// Parameters that go through one exchange. The same on every process.
-std::size_t parameters_per_exchange(const Run& run) {
-  const auto ranks = static_cast<std::size_t>(std::max(1, run.plan.most_ranks()));
-  return std::max<std::size_t>(1, kResultsPerExchange / ranks);
-}
 
 /// Measures one model part's shards of the parameters, or all, that this process's recorded ranks hold.
 void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_t> model_part,
                   const FactorsOf& factors_of, const StatisticsRequest& request, const std::vector<char>& fingerprinted,
                   HistogramCollector* histograms, std::vector<ShardResult>& results) {
   const Manifest& manifest = run.dump.manifest();
-  const std::int32_t last = run.plan.end(run.comm.process());
-  const auto batch = static_cast<std::int32_t>(std::min<std::size_t>(kRanksPerBatch, run.dump.capacity()));
-  for (std::int32_t rank = run.plan.begin(run.comm.process()); rank < last; rank += batch) {
-    TaskList list = list_tasks(run.dump, parameters, rank, std::min(last, rank + batch), factors_of, model_part);
+  const std::span<const std::int32_t> mine = run.plan.ranks(run.comm.process());
+  const std::size_t batch = std::min<std::size_t>(kRanksPerBatch, run.dump.capacity());
+  for (std::size_t first = 0; first < mine.size(); first += batch) {
+    const std::span ranks = mine.subspan(first, std::min(batch, mine.size() - first));
+    TaskList list = list_tasks(run.dump, parameters, ranks, factors_of, model_part);
     const std::size_t base = results.size();
     for (ShardTask& task : list.tasks) {
       task.fingerprint = !fingerprinted.empty() && fingerprinted[task.parameter] != 0;
@@ -74,6 +67,7 @@ std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, con
                                         const StatisticsRequest& request, const std::vector<char>& fingerprinted,
                                         HistogramCollector* histograms = nullptr) {
   std::vector<ShardResult> results;
+  results.reserve((parameters.end - parameters.begin) * run.plan.ranks(run.comm.process()).size());
   for (const std::optional<std::int64_t> part : parts_in_turn(run.stream, run.dump.manifest(), parameters)) {
     const ScopedModuleOffloading on_device(run.stream.storage().part(part.value_or(0)), run.backend, part.has_value());
     measure_part(run, parameters, part, factors_of, request, fingerprinted, histograms, results);
@@ -202,6 +196,13 @@ void add_torch(RankTorchSum& sum, const TensorStatistics& statistics, DType dtyp
   if (!order.infinite()) sum.powers = add(sum.powers, power_of(norm, order), order.p);
 }
 
+/// What processes gathered, whichever ranks they serve; within a rank in the order of its process.
+template <class T>
+std::vector<T> ascending_by_rank(std::vector<T> sums) {
+  std::stable_sort(sums.begin(), sums.end(), [](const T& a, const T& b) { return a.rank < b.rank; });
+  return sums;
+}
+
 struct OwnedParameter {
   std::uint32_t parameter = 0;
   std::uint32_t none = 0;
@@ -304,7 +305,6 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
                      HistogramCollector* histograms) {
   const Manifest& manifest = run.dump.manifest();
   const std::size_t parameters = manifest.parameters.size();
-  const auto processes = static_cast<std::size_t>(run.comm.size());
 
   ShardSums sums;
   group_parameters(manifest, by_object, sums);
@@ -326,7 +326,6 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
     const ParameterRange range{begin, std::min(parameters, begin + step)};
     std::vector<ShardResult> results = measure_shards(run, range, factors_of, {order}, fingerprinted, histograms);
 
-    std::vector<std::vector<ShardResult>> outgoing(processes);
     for (const ShardResult& result : results) {
       const ParameterEntry& entry = manifest.parameters[result.parameter];
       if (result.none == 0) {
@@ -345,16 +344,8 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
         by_rank[{result.rank, sums.group_of[result.parameter]}];  // the rank takes part in the group all the same
       }
       if (entry.tied) tied.push_back(result);
-      outgoing[result.parameter % processes].push_back(result);
     }
-
-    std::vector<ShardResult> mine;
-    for (const std::vector<ShardResult>& incoming : exchange_values(run.comm, std::move(outgoing))) {
-      mine.insert(mine.end(), incoming.begin(), incoming.end());
-    }
-    std::sort(mine.begin(), mine.end(), [](const ShardResult& a, const ShardResult& b) {
-      return std::pair(a.parameter, a.rank) < std::pair(b.parameter, b.rank);
-    });
+    const std::vector<ShardResult> mine = exchange_results(run, std::move(results));
     for (auto first = mine.begin(); first != mine.end();) {
       const auto last = std::find_if(first, mine.end(), [&](const auto& r) { return r.parameter != first->parameter; });
       OwnedParameter parameter{first->parameter, 0, {}, {}};
@@ -376,7 +367,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
   }
   std::vector<RankGroupSum> rank_sums;
   for (const auto& [key, statistics] : by_rank) rank_sums.push_back({key.first, key.second, statistics});
-  sums.rank_sums = gather_values(run.comm, std::span<const RankGroupSum>(rank_sums));
+  sums.rank_sums = ascending_by_rank(gather_values(run.comm, std::span<const RankGroupSum>(rank_sums)));
   std::vector<RankStatistics> counted;
   for (const auto& [rank, statistics] : counted_by_rank) counted.push_back({rank, statistics});
   for (const RankStatistics& one : gather_values(run.comm, std::span<const RankStatistics>(counted))) {
@@ -392,7 +383,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
   }
   std::vector<RankTorchSum> torch_sums;
   for (const auto& [rank, sum] : torch_by_rank) torch_sums.push_back(sum);
-  sums.torch_sums = gather_values(run.comm, std::span<const RankTorchSum>(torch_sums));
+  sums.torch_sums = ascending_by_rank(gather_values(run.comm, std::span<const RankTorchSum>(torch_sums)));
   sums.suspects = gather_values(run.comm, std::span<const Suspect>(sums.suspects));
   std::sort(sums.suspects.begin(), sums.suspects.end());
   sums.absent = gather_values(run.comm, std::span<const AbsentCopy>(sums.absent));
@@ -425,7 +416,7 @@ std::vector<RankGroupSum> sum_reference_terms(
   }
   std::vector<RankGroupSum> mine;
   for (const auto& [key, statistics] : by_rank) mine.push_back({key.first, key.second, statistics});
-  return gather_values(run.comm, std::span<const RankGroupSum>(mine));
+  return ascending_by_rank(gather_values(run.comm, std::span<const RankGroupSum>(mine)));
 }
 
 }  // namespace gradclip

@@ -47,6 +47,13 @@ struct ReportSeconds {
   double write = 0.0;
 };
 
+/// What the collectives of the process with the largest volume carried (comm/counting_communicator.hpp).
+struct ReportCommunication {
+  std::uint64_t collectives = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+};
+
 /// How the command ran: the only part of a report that may differ between two runs over one dump.
 struct ReportRun {
   int processes = 1;
@@ -64,8 +71,10 @@ struct ReportRun {
   std::optional<std::uint64_t> device_memory_peak_bytes;    ///< likewise, of the process that needed most
   std::optional<std::uint32_t> kept_files;                  ///< of --resume: rank files that were there already
   std::optional<std::string> offload;                       ///< what --offload led to; empty without it
+  std::optional<std::string> locality;                      ///< what --locality files led to; empty without it
   std::optional<ReportSeconds> seconds_of_a_thread;         ///< empty: not measured
   double seconds_total = 0.0;                               ///< wall clock
+  ReportCommunication communication;                        ///< so far
 };
 
 struct ReportScale {

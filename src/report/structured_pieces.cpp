@@ -50,6 +50,7 @@ void write_run(JsonWriter& json, const ReportRun& run) {
   json.member("device_memory_peak_bytes", run.device_memory_peak_bytes);
   json.member("offload", run.offload);
   if (run.kept_files) json.member("kept_files", *run.kept_files);
+  json.member("locality", run.locality);
   json.open_member("seconds", '{', Layout::one_line);
   const auto part = [&](double ReportSeconds::*seconds) {
     return run.seconds_of_a_thread ? std::optional<double>((*run.seconds_of_a_thread).*seconds) : std::nullopt;
@@ -58,6 +59,11 @@ void write_run(JsonWriter& json, const ReportRun& run) {
   json.member("compute", part(&ReportSeconds::compute));
   json.member("write", part(&ReportSeconds::write));
   json.member("total", run.seconds_total);
+  json.close();
+  json.open_member("communication", '{', Layout::one_line);
+  json.member("collectives", run.communication.collectives);
+  json.member("bytes_sent", run.communication.bytes_sent);
+  json.member("bytes_received", run.communication.bytes_received);
   json.close();
   json.close();
 }

@@ -214,6 +214,7 @@ void write_run(const Report& report, const TextStyle& style, std::ostream& out) 
   line(out, style, "memory", memory);
   if (run.offload) line(out, style, "offload", printable(*run.offload));
   if (run.kept_files) line(out, style, "resumed", fmt::format("{} rank files kept", *run.kept_files));
+  if (run.locality) line(out, style, "locality", printable(*run.locality));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

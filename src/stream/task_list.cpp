@@ -4,12 +4,12 @@
 
 namespace gradclip {
 
-TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t first_rank, std::int32_t last_rank,
+TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::span<const std::int32_t> ranks,
                     const FactorsOf& factors_of, std::optional<std::int64_t> model_part) {
   const Manifest& manifest = dump.manifest();
   TaskList list;
   std::vector<char> mesh_holds(manifest.meshes.size());
-  for (std::int32_t rank = first_rank; rank < last_rank; ++rank) {
+  for (const std::int32_t rank : ranks) {
     const std::shared_ptr<const RankFile> file = dump.rank_file(rank);
     for (std::size_t i = 0; i < manifest.meshes.size(); ++i) mesh_holds[i] = manifest.meshes[i].contains(rank);
     for (std::size_t p = parameters.begin; p < parameters.end; ++p) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "gradclip/stream/shard_stream.hpp"
@@ -32,15 +33,21 @@ struct TaskList {
   std::vector<NoneShard> none;
 };
 
-/// Opens the rank files of [first_rank, last_rank) and locates their shards of the parameters; also opens, and so
-/// checks, the file of a rank that holds none of them. Errors: as RankFile.
+/// Opens the ranks' files and locates their shards of the parameters; also opens, and so checks, the file of a rank
+/// that holds none of them. Errors: as RankFile.
+/// @param ranks  ascending
 /// @param model_part  only parameters of this one
-[[nodiscard]] TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t first_rank,
-                                  std::int32_t last_rank, const FactorsOf& factors_of,
-                                  std::optional<std::int64_t> model_part = std::nullopt);
+[[nodiscard]] TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::span<const std::int32_t> ranks,
+                                  const FactorsOf& factors_of, std::optional<std::int64_t> model_part = std::nullopt);
+
+/// The same of one recorded rank.
+[[nodiscard]] inline TaskList list_tasks(DumpReader& dump, ParameterRange parameters, std::int32_t rank,
+                                         const FactorsOf& factors_of) {
+  return list_tasks(dump, parameters, std::span(&rank, 1), factors_of);
+}
 
 /// Recorded ranks that a pass works on together: enough to keep every worker busy, few enough that their open files
 /// stay far below any limit.
-inline constexpr std::int32_t kRanksPerBatch = 64;
+inline constexpr std::size_t kRanksPerBatch = 64;
 
 }  // namespace gradclip

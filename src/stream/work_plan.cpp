@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 namespace gradclip {
 namespace {
@@ -22,14 +24,19 @@ double elements_per_rank(const Manifest& manifest, const ParameterEntry& paramet
 
 }  // namespace
 
-int WorkPlan::process_of(std::int32_t rank) const noexcept {
-  const auto after = std::upper_bound(first_rank_.begin(), first_rank_.end(), rank);
-  return static_cast<int>(after - first_rank_.begin()) - 1;
+WorkPlan::WorkPlan(std::vector<int> process_of, int processes)
+    : process_of_(std::move(process_of)), ranks_(process_of_.size()), first_(static_cast<std::size_t>(processes) + 1) {
+  for (const int process : process_of_) ++first_[static_cast<std::size_t>(process) + 1];
+  std::partial_sum(first_.begin(), first_.end(), first_.begin());
+  std::vector<std::size_t> next(first_.begin(), first_.end() - 1);
+  for (std::size_t rank = 0; rank < process_of_.size(); ++rank) {
+    ranks_[next[static_cast<std::size_t>(process_of_[rank])]++] = static_cast<std::int32_t>(rank);
+  }
 }
 
-std::int32_t WorkPlan::most_ranks() const noexcept {
-  std::int32_t most = 0;
-  for (int process = 0; process < processes(); ++process) most = std::max(most, end(process) - begin(process));
+std::size_t WorkPlan::most_ranks() const noexcept {
+  std::size_t most = 0;
+  for (int process = 0; process < processes(); ++process) most = std::max(most, ranks(process).size());
   return most;
 }
 
@@ -57,18 +64,57 @@ WorkPlan plan_work(const Manifest& manifest, int processes) {
   double total = 0.0;
   for (const double rank : cost) total += rank;
 
-  std::vector<std::int32_t> first(static_cast<std::size_t>(processes) + 1, 0);
-  first.back() = manifest.world_size;
-  std::int32_t rank = 0;
+  std::vector<int> process_of(cost.size(), 0);
+  std::size_t rank = 0;
   double before = 0.0;
-  for (int process = 1; process < processes; ++process) {
-    const double share = total * process / processes;
-    while (rank < manifest.world_size && before + cost[static_cast<std::size_t>(rank)] / 2 < share) {
-      before += cost[static_cast<std::size_t>(rank++)];
+  for (int process = 0; process < processes; ++process) {
+    const double share = process + 1 == processes ? HUGE_VAL : total * (process + 1) / processes;
+    while (rank < cost.size() && before + cost[rank] / 2 < share) {
+      before += cost[rank];
+      process_of[rank++] = process;
     }
-    first[static_cast<std::size_t>(process)] = rank;
   }
-  return WorkPlan(std::move(first));
+  return {std::move(process_of), processes};
+}
+
+WorkPlan plan_work(const Manifest& manifest, const RankSight& sight) {
+  const auto world = static_cast<std::size_t>(manifest.world_size);
+  const auto processes = static_cast<int>(sight.view_of.size());
+  const bool all_see_all = std::all_of(sight.view_of.begin(), sight.view_of.end(),
+                                       [&](std::size_t view) { return sight.views[view].size() == world; });
+  if (all_see_all) return plan_work(manifest, processes);
+
+  std::vector<std::vector<int>> seers(sight.views.size());
+  for (int process = 0; process < processes; ++process) {
+    seers[sight.view_of[static_cast<std::size_t>(process)]].push_back(process);
+  }
+  std::vector<std::vector<std::size_t>> views_of(world);
+  std::vector<std::size_t> seen_by(world, 0);
+  for (std::size_t view = 0; view < sight.views.size(); ++view) {
+    for (const std::int32_t rank : sight.views[view]) {
+      views_of[static_cast<std::size_t>(rank)].push_back(view);
+      seen_by[static_cast<std::size_t>(rank)] += seers[view].size();
+    }
+  }
+  std::vector<std::size_t> order(world);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return seen_by[a] < seen_by[b]; });
+
+  const std::vector<double> cost = bytes_by_rank(manifest);
+  std::vector<double> load(sight.view_of.size(), 0.0);
+  std::vector<int> process_of(world, 0);
+  for (const std::size_t rank : order) {
+    int least = -1;
+    for (const std::size_t view : views_of[rank]) {
+      for (const int process : seers[view]) {
+        const auto i = static_cast<std::size_t>(process);
+        if (least < 0 || load[i] < load[static_cast<std::size_t>(least)]) least = process;
+      }
+    }
+    process_of[rank] = least;
+    load[static_cast<std::size_t>(least)] += cost[rank] + 1.0;
+  }
+  return {std::move(process_of), processes};
 }
 
 }  // namespace gradclip

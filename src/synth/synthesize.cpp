@@ -329,19 +329,19 @@ SynthResult synthesize(Communicator& comm, const SynthOptions& options, std::siz
     const WorkPlan plan = plan_work(manifest, comm.size());
     if (progress.begin) {
       const std::vector<double> of_ranks = bytes_by_rank(manifest);
-      progress.begin(std::accumulate(of_ranks.begin() + plan.begin(comm.process()),
-                                     of_ranks.begin() + plan.end(comm.process()), 0.0));
+      double mine = 0.0;
+      for (const std::int32_t rank : plan.ranks(comm.process())) mine += of_ranks[static_cast<std::size_t>(rank)];
+      progress.begin(mine);
     }
     SyntheticWriter ranks(manifest, options, fault, threads, progress);
     std::vector<WrittenRank> written;
-    for (std::int32_t rank = plan.begin(comm.process()); rank < plan.end(comm.process()); ++rank) {
+    for (const std::int32_t rank : plan.ranks(comm.process())) {
       written.push_back(ranks.write(rank, writer));
     }
     return written;
   };
-  write_jointly(comm, writer, manifest, {}, write_mine, [&](const std::map<std::string, FileRecord>& files) {
-    writer.finish_with(manifest_of(options, result, files));
-  });
+  write_jointly(comm, writer, manifest, {}, write_mine,
+                [&](const std::map<std::string, FileRecord>& files) { return manifest_of(options, result, files); });
   return result;
 }
 

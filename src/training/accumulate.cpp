@@ -207,14 +207,14 @@ AccumulateResult accumulate_microbatches(const AccumulateRun& run, const Accumul
   const auto write_mine = [&] {
     const WorkPlan plan = plan_work(manifest, run.comm.size());
     std::vector<WrittenRank> written;
-    for (std::int32_t rank = plan.begin(run.comm.process()); rank < plan.end(run.comm.process()); ++rank) {
+    for (const std::int32_t rank : plan.ranks(run.comm.process())) {
       written.push_back(ranks.write(rank, writer));
     }
     for (const std::unique_ptr<DumpReader>& dump : run.dumps) dump->require_unchanged();
     return written;
   };
   write_jointly(run.comm, writer, manifest, {}, write_mine, [&](const std::map<std::string, FileRecord>& files) {
-    writer.finish_with(manifest_of(run.dumps, plans, options, result, files));
+    return manifest_of(run.dumps, plans, options, result, files);
   });
   report_labels(gather_values(run.comm, std::span<const std::int32_t>(ranks.without_labels())), result.findings);
   for (const std::uint64_t bytes : gather_value(run.comm, ranks.bytes())) result.bytes += bytes;

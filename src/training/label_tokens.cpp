@@ -135,11 +135,11 @@ void for_each_piece(const RankFile& file, std::size_t microbatch, std::uint64_t 
   }
 }
 
-std::vector<Counted> count_mine(DumpReader& dump, std::int32_t begin, std::int32_t end, const BatchAxes& axes,
+std::vector<Counted> count_mine(DumpReader& dump, std::span<const std::int32_t> ranks, const BatchAxes& axes,
                                 std::int64_t ignore_index) {
   std::vector<Counted> mine;
   std::vector<std::int64_t> room;
-  for (std::int32_t rank = begin; rank < end; ++rank) {
+  for (const std::int32_t rank : ranks) {
     const std::shared_ptr<const RankFile> file = dump.rank_file(rank);
     const std::vector<StoredLabels> labels = file->labels();
     if (!labels.empty() && axes.mesh != nullptr && !axes.mesh->contains(rank)) {
@@ -341,9 +341,9 @@ LabelTokens count_label_tokens(DumpReader& dump, Communicator& comm, const WorkP
                                const LabelOptions& options) {
   const Manifest& manifest = dump.manifest();
   const BatchAxes axes = batch_axes(manifest, options);
-  const std::vector<Counted> mine =
-      count_mine(dump, plan.begin(comm.process()), plan.end(comm.process()), axes, options.ignore_index);
-  const std::vector<Counted> all = gather_values(comm, std::span<const Counted>(mine));  // by rank, then microbatch
+  const std::vector<Counted> mine = count_mine(dump, plan.ranks(comm.process()), axes, options.ignore_index);
+  std::vector<Counted> all = gather_values(comm, std::span<const Counted>(mine));
+  std::stable_sort(all.begin(), all.end(), [](const Counted& a, const Counted& b) { return a.rank < b.rank; });
 
   LabelTokens result;
   result.ignore_index = options.ignore_index;

@@ -38,10 +38,9 @@ void require_recorded_files(Run& run, std::size_t threads) {
                                       .expected = "one, with --verify",
                                       .advice = "run without --verify: nothing vouches for what it says"});
   }
-  const std::int32_t first = run.plan.begin(run.comm.process());
-  const auto count = static_cast<std::size_t>(run.plan.end(run.comm.process()) - first);
-  parallel_for(count, threads, [&](std::size_t index, std::size_t) {
-    const std::int32_t rank = first + static_cast<std::int32_t>(index);
+  const std::span<const std::int32_t> ranks = run.plan.ranks(run.comm.process());
+  parallel_for(ranks.size(), threads, [&](std::size_t index, std::size_t) {
+    const std::int32_t rank = ranks[index];
     const std::string name = manifest.rank_file_name(rank);
     const auto record = manifest.files.find(name);
     if (record == manifest.files.end() || !record->second.xxh3_64) {

@@ -22,7 +22,7 @@
 namespace gradclip {
 namespace {
 
-constexpr std::int32_t kRanksPerCheck = 4096;  // whose results lie side by side
+constexpr std::size_t kRanksPerCheck = 4096;  // whose results lie side by side
 
 bool is_distinct(const ParameterEntry& entry, bool expert) {
   return !entry.mesh && (entry.copies == Copies::distinct || (entry.copies == Copies::undeclared && expert));
@@ -108,8 +108,7 @@ class Verifier {
 
   void check_files() {
     const int me = run_.comm.process();
-    const std::int32_t begin = run_.plan.begin(me);
-    const std::int32_t end = run_.plan.end(me);
+    const std::span<const std::int32_t> ranks = run_.plan.ranks(me);
     std::vector<Fault> faults;
     std::vector<std::int32_t> missing, unreadable;
     std::vector<ShardName> unusable, none;
@@ -118,14 +117,14 @@ class Verifier {
       std::uint64_t files, file_checksums, shards, shard_checksums;
     } counts{};
     if (me == 0) check_directory(run_.dump, faults);
-    for (std::int32_t first = begin; first < end; first += kRanksPerCheck) {
-      std::vector<RankCheck> checks(static_cast<std::size_t>(std::min(kRanksPerCheck, end - first)));
-      check_ranks(first, checks);
+    for (std::size_t first = 0; first < ranks.size(); first += kRanksPerCheck) {
+      std::vector<RankCheck> checks(std::min(kRanksPerCheck, ranks.size() - first));
+      check_ranks(ranks.subspan(first, checks.size()), checks);
       for (std::size_t i = 0; i < checks.size(); ++i) {
         RankCheck& check = checks[i];
         std::move(check.faults.begin(), check.faults.end(), std::back_inserter(faults));
-        if (check.missing) missing.push_back(first + static_cast<std::int32_t>(i));
-        if (!check.readable) unreadable.push_back(first + static_cast<std::int32_t>(i));
+        if (check.missing) missing.push_back(ranks[first + i]);
+        if (!check.readable) unreadable.push_back(ranks[first + i]);
         unusable.insert(unusable.end(), check.unusable.begin(), check.unusable.end());
         odd.insert(odd.end(), check.odd.begin(), check.odd.end());
         none.insert(none.end(), check.none.begin(), check.none.end());
@@ -152,7 +151,7 @@ class Verifier {
     require_addends(gather_values(run_.comm, std::span<const ShardName>(none)));
   }
 
-  void check_ranks(std::int32_t first, std::vector<RankCheck>& checks) {
+  void check_ranks(std::span<const std::int32_t> ranks, std::vector<RankCheck>& checks) {
     std::list<CheckHelper> helpers;
     std::vector<CheckHelper*> helper_of;
     const std::size_t workers = options_.isolate ? std::min(options_.threads, kMostHelpers) : options_.threads;
@@ -160,8 +159,7 @@ class Verifier {
       helper_of.push_back(&helpers.emplace_back(run_.dump));
     }
     parallel_for(checks.size(), workers, [&](std::size_t index, std::size_t worker) {
-      const std::int32_t rank = first + static_cast<std::int32_t>(index);
-      checks[index] = options_.isolate ? helper_of[worker]->check(rank) : check_rank(run_.dump, rank);
+      checks[index] = options_.isolate ? helper_of[worker]->check(ranks[index]) : check_rank(run_.dump, ranks[index]);
     });
   }
 
@@ -250,7 +248,7 @@ class Verifier {
 
   void leave_out() {
     const int me = run_.comm.process();
-    const auto is_mine = [&](std::int32_t rank) { return rank >= run_.plan.begin(me) && rank < run_.plan.end(me); };
+    const auto is_mine = [&](std::int32_t rank) { return run_.plan.process_of(rank) == me; };
     for (const std::int32_t rank : structure_.unreadable) {
       if (is_mine(rank)) run_.dump.leave_out(rank);
     }

@@ -24,18 +24,21 @@ struct WrittenRank {
   std::uint64_t xxh3_64 = 0;
 };
 
-/// Prepares the output in process 0, has every process write the files of its ranks into it, and hands the records of
-/// all of them to process 0, which writes the manifest and publishes. Where any process fails, nothing is left of the
-/// output. Collective.
+/// Prepares the output, has every process write the files of its ranks into it, gathers the records of all of them, and
+/// publishes with a manifest. Where any process fails, nothing is left of the output. Collective.
+///
+/// Process 0 prepares and publishes; where the writer lets hosts have their own, so does the first process of each that
+/// does not see process 0's: each OUT then has the rank files that its processes wrote and the same manifest, and
+/// process 0's is the last.
 /// @param manifest    names the rank files
-/// @param identity    as PartialOutput::prepare
+/// @param identity    as PartialOutput::prepare; hosts with an OUT of their own cannot continue a run
 /// @param write_mine  makes files in writer, and returns them
-/// @param finish      called in process 0 alone, with the records of all rank files by name: finishes the writer
+/// @param text_of     called in process 0 alone, with the records of all rank files by name: the manifest's text
 /// @return the records of all rank files, on every process
 /// Errors: those of both; Error(usage) if another process has given up the run.
-std::vector<WrittenRank> write_jointly(Communicator& comm, DumpWriter& writer, const Manifest& manifest,
-                                       const std::string& identity,
-                                       const std::function<std::vector<WrittenRank>()>& write_mine,
-                                       const std::function<void(const std::map<std::string, FileRecord>&)>& finish);
+std::vector<WrittenRank> write_jointly(
+    Communicator& comm, DumpWriter& writer, const Manifest& manifest, const std::string& identity,
+    const std::function<std::vector<WrittenRank>()>& write_mine,
+    const std::function<std::string(const std::map<std::string, FileRecord>&)>& text_of);
 
 }  // namespace gradclip

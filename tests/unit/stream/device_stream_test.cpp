@@ -49,7 +49,7 @@ class DeviceStream : public testing::Test {
   }
 
   TaskList tasks(bool fingerprint) {
-    TaskList list = list_tasks(*reader_, {0, 4}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+    TaskList list = list_tasks(*reader_, {0, 4}, 0, [](auto, auto) { return ScaleFactors{}; });
     for (ShardTask& task : list.tasks) task.fingerprint = fingerprint;
     return list;
   }

@@ -47,7 +47,7 @@ std::map<std::size_t, std::vector<MeasuredChunk>> listen(DumpReader& reader, Str
   const auto backend = make_backend(DeviceChoice::cpu).backend;
   ShardStream stream(*backend, options);
   TaskList list =
-      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, [](auto, auto) { return ScaleFactors{}; });
   for (ShardTask& task : list.tasks) task.fingerprint = true;
   std::map<std::size_t, std::vector<MeasuredChunk>> heard;
   std::mutex mutex;
@@ -98,7 +98,7 @@ TEST(ShardStream, ShowsEveryElementOnceToOneWorkerAtATime) {
     options.threads = threads;
     options.block_bytes = 300'000;
     ShardStream stream(*backend, options);
-    TaskList list = list_tasks(reader, {0, 6}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+    TaskList list = list_tasks(reader, {0, 6}, 0, [](auto, auto) { return ScaleFactors{}; });
     for (ShardTask& task : list.tasks) task.shown = task.parameter != 0;
     std::vector<std::array<std::uint64_t, 6>> seen(threads);
     std::vector<std::array<double, 6>> sums(threads);
@@ -131,7 +131,7 @@ TEST(ShardStream, TheFirstErrorEndsThePass) {
   options.block_bytes = 1;
   ShardStream stream(*backend, options);
   const TaskList list =
-      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, [](auto, auto) { return ScaleFactors{}; });
   EXPECT_THROW(stream.measure(list.tasks, list.factors, {},
                               [](const MeasuredChunk&) { throw Error(ExitCode::resources, {.where = "a test"}); }),
                Error);
@@ -176,7 +176,7 @@ void scale_all(DumpReader& reader, Backend& backend, const std::filesystem::path
   options.block_bytes = block_bytes;
   ShardStream stream(backend, options);
   TaskList list =
-      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+      list_tasks(reader, {0, reader.manifest().parameters.size()}, 0, [](auto, auto) { return ScaleFactors{}; });
   for (ShardTask& task : list.tasks) change(task);
   DumpWriter writer(reader, out, false);
   writer.prepare();
@@ -230,7 +230,7 @@ TEST(ShardStream, MeasuresOnlyWhatIsHeard) {
 TEST(TaskList, KnowsNoneGradients) {
   const TemporaryDirectory directory;
   DumpReader reader(build(directory));
-  const TaskList list = list_tasks(reader, {0, 6}, 0, 1, [](auto, auto) { return ScaleFactors{}; });
+  const TaskList list = list_tasks(reader, {0, 6}, 0, [](auto, auto) { return ScaleFactors{}; });
   EXPECT_EQ(list.tasks.size(), 5u);
   ASSERT_EQ(list.none.size(), 1u);
   EXPECT_EQ(list.none.front().parameter, 4u);

@@ -33,30 +33,57 @@ TEST(WorkPlan, EveryRankHasOneProcess) {
   for (int processes = 1; processes <= 20; ++processes) {
     const WorkPlan plan = plan_work(manifest, processes);
     ASSERT_EQ(plan.processes(), processes);
-    EXPECT_EQ(plan.begin(0), 0);
-    EXPECT_EQ(plan.end(processes - 1), 12);
     std::int32_t next = 0;
     for (int process = 0; process < processes; ++process) {
-      EXPECT_EQ(plan.begin(process), next);
-      EXPECT_GE(plan.end(process), plan.begin(process));
-      for (std::int32_t rank = plan.begin(process); rank < plan.end(process); ++rank) {
+      for (const std::int32_t rank : plan.ranks(process)) {
+        EXPECT_EQ(rank, next++);
         EXPECT_EQ(plan.process_of(rank), process);
       }
-      next = plan.end(process);
     }
+    EXPECT_EQ(next, 12);
   }
+}
+
+TEST(WorkPlan, TakesAnyAssignment) {
+  const WorkPlan plan({2, 0, 2, 0, 3, 2}, 4);
+  const auto ranks = [&](int process) {
+    return std::vector<std::int32_t>(plan.ranks(process).begin(), plan.ranks(process).end());
+  };
+  EXPECT_EQ(ranks(0), (std::vector<std::int32_t>{1, 3}));
+  EXPECT_EQ(ranks(1), (std::vector<std::int32_t>{}));
+  EXPECT_EQ(ranks(2), (std::vector<std::int32_t>{0, 2, 5}));
+  EXPECT_EQ(ranks(3), (std::vector<std::int32_t>{4}));
+  EXPECT_EQ(plan.process_of(5), 2);
+  EXPECT_EQ(plan.most_ranks(), 3U);
+}
+
+TEST(WorkPlan, GivesARankToAProcessThatSeesIt) {
+  const Manifest manifest = staged(8, {8000});
+  // Two processes on a host with the ranks 4 to 7 and 2, one on a host with 0 to 3.
+  const WorkPlan plan = plan_work(manifest, {{{2, 4, 5, 6, 7}, {0, 1, 2, 3}}, {0, 1, 0}});
+  for (const std::int32_t rank : {0, 1, 3}) EXPECT_EQ(plan.process_of(rank), 1);
+  for (const std::int32_t rank : {4, 5, 6, 7}) EXPECT_NE(plan.process_of(rank), 1);
+  EXPECT_EQ(plan.ranks(0).size() + plan.ranks(2).size(), 5U - (plan.process_of(2) == 1 ? 1U : 0U));
+  EXPECT_EQ(plan.most_ranks(), 3U);
+}
+
+TEST(WorkPlan, NeedsNoSightWhereAllSeeAll) {
+  const Manifest manifest = staged(4, {8000});
+  const WorkPlan plan = plan_work(manifest, {{{0, 1, 2, 3}}, {0, 0}});
+  for (std::int32_t rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(plan.process_of(rank), plan_work(manifest, 2).process_of(rank));
 }
 
 TEST(WorkPlan, BalancesBytesNotRanks) {
   // Stage 0's four ranks hold nine times what stage 1's hold.
   const WorkPlan plan = plan_work(staged(8, {9'000'000, 1'000'000}), 2);
-  EXPECT_EQ(plan.end(0), 2);
+  EXPECT_EQ(plan.ranks(0).size(), 2U);
 }
 
 TEST(WorkPlan, EqualRanksAreCutEvenly) {
   const WorkPlan plan = plan_work(staged(8, {8'000'000}), 4);
-  for (int process = 0; process < 4; ++process) EXPECT_EQ(plan.end(process) - plan.begin(process), 2);
-  EXPECT_EQ(plan.most_ranks(), 2);
+  for (int process = 0; process < 4; ++process) EXPECT_EQ(plan.ranks(process).size(), 2U);
+  EXPECT_EQ(plan.most_ranks(), 2U);
 }
 
 TEST(WorkPlan, BytesFollowPlacements) {
@@ -73,7 +100,7 @@ TEST(WorkPlan, NoParametersStillSpreadTheFiles) {
   Manifest manifest;
   manifest.world_size = 6;
   const WorkPlan plan = plan_work(manifest, 3);
-  for (int process = 0; process < 3; ++process) EXPECT_EQ(plan.end(process) - plan.begin(process), 2);
+  for (int process = 0; process < 3; ++process) EXPECT_EQ(plan.ranks(process).size(), 2U);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -130,8 +131,10 @@ inline std::size_t gradient_bytes(const std::filesystem::path& dump, std::option
   DumpReader reader(dump);
   const Manifest& manifest = reader.manifest();
   std::size_t bytes = 0;
+  std::vector<std::int32_t> ranks(static_cast<std::size_t>(manifest.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
   const TaskList list = list_tasks(
-      reader, {0, manifest.parameters.size()}, 0, manifest.world_size, [](auto, auto) { return ScaleFactors{}; }, part);
+      reader, {0, manifest.parameters.size()}, ranks, [](auto, auto) { return ScaleFactors{}; }, part);
   for (const ShardTask& task : list.tasks) bytes += task.shard->elements * size_of(task.shard->dtype);
   return bytes;
 }

@@ -1,0 +1,78 @@
+"""Jobs of very many ranks and parameters: the right total, within memory; and what processes send one another, by formula."""
+
+import json
+import math
+import os
+import sys
+
+import pytest
+
+from conftest import ROOT, Tool, binary, close
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import scale_dumps  # noqa: E402
+
+KINDS = ("sharded", "copies", "partial")
+# Bytes of what travels (docs/scale.md).
+SHARD, PARAMETER, RANK_AND_GROUP, RANK, RANK_OF_TORCH = 136, 232, 120, 120, 32
+
+
+def cost(*args):
+    """Exit code, processor seconds and peak memory of one run, which says what it says to nobody."""
+    devnull = os.open(os.devnull, os.O_RDWR)
+    child = os.posix_spawn(binary(), [binary(), *map(str, args)], os.environ,
+                           file_actions=[(os.POSIX_SPAWN_DUP2, devnull, fd) for fd in (0, 1, 2)])
+    os.close(devnull)
+    _, status, usage = os.wait4(child, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+@pytest.fixture(scope="module")
+def many_ranks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("many") / "dump"
+    scale_dumps.make(path, ranks=2048, parameters=48, elements=16, kinds=KINDS)
+    return path
+
+
+def test_total_of_many_ranks(tool, many_ranks):
+    report = tool.norms(many_ranks, "--memory-budget", "64Mi")
+    assert close(report["norm"]["total"], math.sqrt(scale_dumps.total_square(2048, 48, 16, KINDS)))
+    assert report["reference"]["totals"][0]["ranks"] == list(range(2048)) and report["findings"] == []
+    assert report["run"]["memory_peak_bytes"] <= (64 << 20) + 200e6
+    assert report["run"]["communication"]["bytes_sent"] == report["run"]["communication"]["bytes_received"] == 0
+
+
+def test_manifest_of_many_parameters_and_ranks(tmp_path):
+    """Planned and grouped: what follows is the first rank file, and there is none."""
+    ranks, parameters = 4096, 100_000
+    manifest = {"format": "gradclip.dump", "version": 1, "world_size": ranks, "rank_file": "rank_{rank:05d}.h5",
+                "meshes": {"world": {"dim_names": ["dp_shard", "tp"],
+                                     "ranks": [list(range(i, i + 8)) for i in range(0, ranks, 8)]}},
+                "device_mesh": "world",
+                "parameters": [{"name": f"layers.{i // 8}.mlp.{i % 8}.weight", "shape": [4096, 4096],
+                                "dtype": "bfloat16", "mesh": "world",
+                                "placements": ["Shard(0)", "Replicate()" if i % 2 else "Shard(1)"]}
+                               for i in range(parameters)]}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for code, *command in ((0, "inspect"), (3, "norms")):
+        found, seconds, memory = cost(*command, tmp_path, "--threads", 1)
+        assert found == code
+        assert memory <= 500e6, f"{command[0]} needs {memory / 1e6:.0f} MB"
+        assert seconds <= 2.0, f"{command[0]} needs {seconds:.2f} processor seconds"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_volume_is_the_formula(tmp_path, processes):
+    ranks, parameters, on_each = 64, 64, 8  # 8 pipeline stages of 8 ranks, so that all processes have the same
+    scale_dumps.make(tmp_path / "dump", ranks, parameters, elements=4)
+    found = Tool(tmp_path).norms(tmp_path / "dump", np=processes)["run"]["communication"]
+    groups = 2  # on each rank
+    of_others = 1 - 1 / processes
+    received = of_others * (SHARD * ranks * on_each / processes + PARAMETER * parameters +
+                            (RANK_AND_GROUP * groups + RANK + RANK_OF_TORCH) * ranks)
+    counts = 8 * (processes - 1) * found["collectives"]
+    assert received <= found["bytes_received"] <= received + counts
+    # A process's share of what is gathered goes to each of the others.
+    assert received <= found["bytes_sent"] <= received + counts
+    assert found["collectives"] <= 24
