@@ -31,8 +31,10 @@ class ClipFactors {
     const std::optional<double> coefficient = coefficient_of(rank);
     if (!coefficient || result_.skipped) return factors;
     const ParameterEntry& entry = manifest_.parameters[parameter];
-    // PyTorch's promotion: a 0-dim gradient times the 0-dim float64 coefficient is formed in float64.
-    const bool in_float64 = entry.shape.empty() && entry.dtype != DType::float64 && numerics_ != Numerics::torch;
+    // PyTorch's promotion: a 0-dim gradient times the 0-dim float64 coefficient is formed in float64. A piece of a
+    // flattened parameter has one dimension, whatever the parameter has.
+    const bool in_float64 = entry.shape.empty() && entry.flat_ranges.empty() && entry.dtype != DType::float64 &&
+                            numerics_ != Numerics::torch;
     factors.clip = in_float64 ? ClipStep::in_float64 : ClipStep::in_gradient_precision;
     factors.coefficient = *coefficient;
     if (!in_float64 && entry.dtype != DType::float64) factors.coefficient = narrowed(*coefficient, entry.dtype);

@@ -402,7 +402,8 @@ std::vector<RankGroupSum> sum_reference_terms(
     ScaleFactors one = factors.of[parameter];
     one.normalizer = normalizer_of(rank, sums.group_of[parameter]);
     // PyTorch's promotion: a 0-dim gradient divided by the 0-dim float64 largest magnitude is float64.
-    one.reference_in_float64 = run.dump.manifest().parameters[parameter].shape.empty();
+    const ParameterEntry& entry = run.dump.manifest().parameters[parameter];
+    one.reference_in_float64 = entry.shape.empty() && entry.flat_ranges.empty();
     return one;
   };
   std::map<std::pair<std::int32_t, std::uint32_t>, TensorStatistics> by_rank;

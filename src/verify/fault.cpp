@@ -15,8 +15,8 @@ namespace {
 
 /// Whether "PLACE TEXT" is a sentence: TEXT begins with what is said of the place.
 bool says_of_place(std::string_view text) {
-  constexpr std::string_view kVerbs[] = {"begins", "cannot", "declares", "does",  "ends",   "has",   "holds",
-                                         "is",     "keeps",  "lies",     "needs", "refers", "stands"};
+  constexpr std::string_view kVerbs[] = {"begins", "cannot", "declares", "does",  "ends",   "has",    "holds", "is",
+                                         "keeps",  "lies",   "makes",    "needs", "refers", "stands", "takes"};
   return std::find(std::begin(kVerbs), std::end(kVerbs), text.substr(0, text.find(' '))) != std::end(kVerbs);
 }
 

@@ -109,6 +109,16 @@ def test_flat_shards_of_the_distributed_optimizer(tool):
     assert parameter(report, "bias")["first_nonfinite"] == {"index": [2, 1], "rank": 2}
 
 
+def test_a_piece_of_a_flattened_scalar_has_a_dimension(tool):
+    """So that its clipping product is formed in float32, as of any piece; found by the soak."""
+    dump = Dump(2, max_grad_norm=1.0)
+    dump.mesh("dp", ["dp"], [0, 1])
+    for i, value in enumerate(numbers(4, 50)):
+        dump.sharded(f"scale{i}", np.float32(value), "dp", ["Flat()"], flat_ranges={0: (0, 1), 1: (1, 1)})
+        dump.sharded(f"whole{i}", np.float32(value), "dp", ["Replicate()"])
+    check(tool, dump, counts=(1,))
+
+
 def test_gradient_placements_differ_from_the_parameter_s(tool):
     dump = Dump(2, max_grad_norm=1.0)
     dump.mesh("tp", ["tp"], [0, 1])
