@@ -296,7 +296,11 @@ std::uint64_t Dataset::elements() const noexcept {
 
 Handle open_file(const std::filesystem::path& path) {
   const auto lock = lock_library();
-  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  // A dataset is looked at once. Else the library keeps what it decoded of each, some 8 KiB, as long as the file is
+  // open.
+  const Handle access = owned(H5Pcreate(H5P_FILE_ACCESS), path.string(), "open it");
+  checked(H5Pset_evict_on_close(access.id(), true), path.string(), "open it");
+  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.id());
   if (id >= 0) return Handle(id);
   const std::string text = take_error_text();
   std::string advice;
