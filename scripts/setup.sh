@@ -29,7 +29,7 @@ for argument in "$@"; do
 done
 if $want_python || $want_cuda; then packages+=(python3 python3-venv); fi
 # The tests of the package, the manual and completion; the browser in which they open reports; memcheck.
-if $want_python; then packages+=(dpkg-dev file man-db zsh fish chromium valgrind); fi
+if $want_python; then packages+=(dpkg-dev file iproute2 man-db strace zsh fish chromium valgrind); fi
 
 missing=()
 for package in "${packages[@]}"; do

@@ -165,7 +165,9 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
   const auto text_of = [&](const std::map<std::string, FileRecord>& files) {
     return output->manifest_with({.state = GradientState::after_clip, .files = files, .clip_record = record});
   };
-  const std::string identity = run_identity(run.dump, factors, result.scale.factors.expert, record);
+  const bool prepares = run.comm.process() == 0 && !output->several();
+  const std::string identity =
+      prepares ? run_identity(run.dump, factors, result.scale.factors.expert, record) : std::string();
   for (const WrittenRank& file : write_jointly(run.comm, *output, run.dump.manifest(), identity, write_mine, text_of)) {
     result.kept_files += file.kept;
   }

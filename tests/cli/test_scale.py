@@ -55,11 +55,11 @@ def test_manifest_of_many_parameters_and_ranks(tmp_path):
                                 "placements": ["Shard(0)", "Replicate()" if i % 2 else "Shard(1)"]}
                                for i in range(parameters)]}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    for code, *command in ((0, "inspect"), (3, "norms")):
-        found, seconds, memory = cost(*command, tmp_path, "--threads", 1)
+    for code, command, *options in ((0, "inspect"), (3, "norms", "--threads", 1)):
+        found, seconds, memory = cost(command, tmp_path, *options)
         assert found == code
-        assert memory <= 500e6, f"{command[0]} needs {memory / 1e6:.0f} MB"
-        assert seconds <= 2.0, f"{command[0]} needs {seconds:.2f} processor seconds"
+        assert memory <= 500e6, f"{command} needs {memory / 1e6:.0f} MB"
+        assert seconds <= 2.0, f"{command} needs {seconds:.2f} processor seconds"
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

@@ -1,4 +1,5 @@
 #include "gradclip/report/structured.hpp"
+#include "gradclip/report/text.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
