@@ -184,6 +184,7 @@ def test_the_input_changes_while_it_is_read(place, change, words):
     assert not place.out.exists() and not (place.work / "out.partial").exists()
 
 
+@pytest.mark.skipif(not LONG, reason="GRADCLIP_LONG")
 def test_a_dataset_beyond_4_gib(place):
     """Sparse: its last element alone is not 0, and decides the total."""
     elements = (1 << 32) // 8 + 1000
