@@ -67,11 +67,19 @@ void CheckHelper::start() {
   ::posix_spawn_file_actions_adddup2(&actions, requests[0], STDIN_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, replies[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+  // This program blocks signals to watch for them; the helper is to end by them.
+  posix_spawnattr_t attributes;
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   std::string program = "gradclip";
   std::string command = kHelperCommand;
   std::string directory = dump_.directory().string();
   char* const words[] = {program.data(), command.data(), directory.data(), nullptr};
-  const int status = ::posix_spawn(&process_, kThisProgram, &actions, nullptr, words, environ);
+  const int status = ::posix_spawn(&process_, kThisProgram, &actions, &attributes, words, environ);
+  ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
   ::close(requests[0]);
   ::close(replies[1]);
