@@ -77,6 +77,10 @@ class Result:
         return [line for line in self.err.splitlines() if "gradclip: error:" in line]
 
 
+#: Of mpirun's event library, now and then, when a process ends while its standard input is being closed.
+LAUNCHER_NOISE = re.compile(r"^\[warn\] Epoll [^\n]*\n", re.MULTILINE)
+
+
 def execute(command, *, timeout=TIMEOUT, env=None, **popen):
     began = time.monotonic()
     process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -91,8 +95,9 @@ def execute(command, *, timeout=TIMEOUT, env=None, **popen):
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         pytest.fail(f"still running after {timeout} s: {' '.join(map(str, command))}")
-    return Result([str(word) for word in command], process.returncode, out.decode("utf-8", "replace"),
-                  err.decode("utf-8", "replace"), time.monotonic() - began)
+    err = LAUNCHER_NOISE.sub("", err.decode("utf-8", "replace"))
+    return Result([str(word) for word in command], process.returncode, out.decode("utf-8", "replace"), err,
+                  time.monotonic() - began)
 
 
 def run(np, *args, env=None, timeout=TIMEOUT, program=None, **popen):

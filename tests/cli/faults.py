@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import binary, environment, launcher, run, tree
+from conftest import LAUNCHER_NOISE, binary, environment, launcher, run, tree
 from dump_builder import Dump
 
 LIBRARY = os.environ.get("GRADCLIP_FAULTS", "")
@@ -159,7 +159,7 @@ class Launched:
                     os.kill(pid, signal.SIGKILL)
             self.process.communicate()
         assert left == [], f"still there after {within} s"
-        return self.process.returncode, out.decode(), err.decode()
+        return self.process.returncode, out.decode(), LAUNCHER_NOISE.sub("", err.decode())
 
 
 def until(condition, within=20):
