@@ -43,4 +43,18 @@ GRADCLIP_HOST_DEVICE void scale_sums(ChunkStatistics& statistics, const Term& te
   statistics.signed_sum *= power_of_two(-exponent);
 }
 
+/// Whether float8's values are distinct, ordered and finite as its elements are, which only an unusual scale_inv
+/// changes: then extremes and counts may be taken from the elements' bits.
+template <DType D>
+GRADCLIP_HOST_DEVICE bool keeps_order(float scale_inv) {
+  if constexpr (is_float8(D)) {
+    using Value = Element<DType::float32>;
+    const float smallest = element_value<D>(BitsOf<D>{1}, scale_inv);
+    const float largest = element_value<D>(static_cast<BitsOf<D>>(Element<D>::kNonfinite - 1), scale_inv);
+    return smallest >= bits_as<float>(Value::kSmallestNormal) && largest < bits_as<float>(Value::kNonfinite);
+  } else {
+    return true;
+  }
+}
+
 }  // namespace gradclip

@@ -232,16 +232,6 @@ void take_out_nonfinite(const std::byte* data, std::size_t elements, std::size_t
   }
 }
 
-/// Whether float8's values are distinct, ordered, zero and finite as its elements are, which an unusual scale_inv
-/// changes.
-template <DType D>
-bool keeps_order(float scale_inv) {
-  if constexpr (!is_float8(D)) return true;
-  const float smallest = element_value<D>(BitsOf<D>{1}, scale_inv);
-  const float largest = element_value<D>(static_cast<BitsOf<D>>(Element<D>::kNonfinite - 1), scale_inv);
-  return smallest >= std::numeric_limits<float>::min() && largest <= std::numeric_limits<float>::max();
-}
-
 /// @pre keeps_order<D>(scale_inv)
 template <DType D>
 Gathered gather_by_vectors(const Kernels& kernels, ScaledSubBlocks<D>& elements, float scale_inv, const Term& term) {

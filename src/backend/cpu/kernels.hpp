@@ -91,6 +91,12 @@ void widen_chunk(const Kernels& kernels, const Chunk& chunk, const ScaleFactors&
 /// Converts the elements of `from` and stores them in `into`, or adds them to it.
 void accumulate_chunk(const Chunk& into, const Chunk& from, const ScaleFactors& factors, bool add);
 
+/// What a stored element is worth, for float8 with its scale_inv.
+template <DType D>
+double value_of(BitsOf<D> bits, double scale_inv) {
+  return static_cast<double>(element_value<D>(bits, static_cast<float>(scale_inv)));
+}
+
 /// Folds `count` (a power of two) numbers by halves: a[j] += a[j + count / 2], and so on. The sum is a[0].
 inline double fold(double* a, std::size_t count) {
   for (std::size_t half = count / 2; half > 0; half /= 2) {

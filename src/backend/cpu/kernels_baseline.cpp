@@ -17,11 +17,6 @@ BitsOf<D> load(const void* data, std::size_t i) {
   return bits;
 }
 
-template <DType D>
-double value_of(BitsOf<D> bits, double scale_inv) {
-  return static_cast<double>(element_value<D>(bits, static_cast<float>(scale_inv)));
-}
-
 /// @param bits_of   bits of the element at a position, of type D
 template <DType D, int p, typename BitsAt>
 SubBlock accumulate_rows(std::size_t rows, double scaling, const BitsAt& bits_of) {

@@ -121,12 +121,6 @@ GRADCLIP_INLINE SubBlock folded(Sums<T>& sums) {
   return result;
 }
 
-/// The value that `bits` has, for float8 with its scale_inv.
-template <DType D>
-GRADCLIP_INLINE double value_of(BitsOf<D> bits, double scale_inv) {
-  return static_cast<double>(element_value<D>(bits, static_cast<float>(scale_inv)));
-}
-
 /// Narrow types: the extremes from their bits, the sums from numbers that are widened block by block.
 template <DType D, int p>
 GRADCLIP_INLINE SubBlock accumulate_narrow(const void* data, std::size_t rows, double scaling) {
@@ -210,20 +204,6 @@ GRADCLIP_INLINE auto factor_vector(double number) {
   return broadcast(number != number ? std::numeric_limits<T>::quiet_NaN() : static_cast<T>(number));
 }
 
-/// Whether scaling comes down to one product: which.
-inline bool is_one_product(const ScaleFactors& factors, double* number) {
-  const ScaleStep clip = factors.clip == ClipStep::none ? ScaleStep::none : ScaleStep::multiply;
-  const ScaleStep kinds[3] = {factors.steps[0], factors.steps[1], clip};
-  const double numbers[3] = {factors.numbers[0], factors.numbers[1], factors.coefficient};
-  int products = 0, divisions = 0;
-  for (int i = 0; i < 3; ++i) {
-    if (kinds[i] == ScaleStep::multiply) *number = numbers[i];
-    products += kinds[i] == ScaleStep::multiply ? 1 : 0;
-    divisions += kinds[i] == ScaleStep::divide ? 1 : 0;
-  }
-  return products == 1 && divisions == 0 && !factors.zero_nonfinite;
-}
-
 template <DType D>
 GRADCLIP_INLINE Steps<D> steps_of(const ScaleFactors& factors) {
   using T = ComputeOf<D>;
@@ -235,10 +215,15 @@ GRADCLIP_INLINE Steps<D> steps_of(const ScaleFactors& factors) {
     steps.kinds[i] = kinds[i];
     steps.numbers[i] = factor_vector<T>(numbers[i]);
   }
+  int products = 0, divisions = 0;
+  steps.only = steps.numbers[0];
+  for (int i = 0; i < 3; ++i) {
+    if (kinds[i] == ScaleStep::multiply) steps.only = steps.numbers[i];
+    products += kinds[i] == ScaleStep::multiply ? 1 : 0;
+    divisions += kinds[i] == ScaleStep::divide ? 1 : 0;
+  }
   steps.zero_nonfinite = factors.zero_nonfinite;
-  double only = 1.0;
-  steps.one_product = is_one_product(factors, &only);
-  steps.only = factor_vector<T>(only);
+  steps.one_product = products == 1 && divisions == 0 && !factors.zero_nonfinite;
   return steps;
 }
 

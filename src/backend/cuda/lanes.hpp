@@ -169,20 +169,6 @@ __device__ __forceinline__ float finite_value(unsigned word, int part, float sca
   }
 }
 
-/// Whether float8's values are distinct, ordered and finite as its elements are, which only an unusual scale_inv
-/// changes.
-template <DType D>
-__device__ __forceinline__ bool keeps_order(float scale_inv) {
-  if constexpr (is_float8(D)) {
-    const float smallest = element_value<D>(BitsOf<D>{1}, scale_inv);
-    const float largest = element_value<D>(static_cast<BitsOf<D>>(Element<D>::kNonfinite - 1), scale_inv);
-    constexpr std::uint32_t kNormal = Element<DType::float32>::kSmallestNormal;
-    return smallest >= bits_as<float>(kNormal) && largest < bits_as<float>(Element<DType::float32>::kNonfinite);
-  } else {
-    return true;
-  }
-}
-
 /// The whole rows of a share, in vectors, as if all elements were finite. Returns how many rows, or -1 if they have to
 /// be gone over once more: for NaN and infinities, which the largest magnitude shows, or for rare subnormals.
 template <DType D, Terms T, bool kScaled>
