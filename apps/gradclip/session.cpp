@@ -256,8 +256,9 @@ std::function<void(std::uint64_t)> Session::begin_progress(double bytes) {
 }
 
 void Session::limit_open_files(DumpReader& dump, std::uint64_t memory) {
-  const std::size_t located_bytes = kLocatedShardBytes * std::max<std::size_t>(1, dump.manifest().parameters.size());
-  dump.keep_at_most(std::max<std::size_t>(kLeastOpenFiles, memory / located_bytes));
+  const std::size_t of_a_file =
+      kLocatedShardBytes * std::max<std::size_t>(1, most_parameters_of_a_rank(dump.manifest()));
+  dump.keep_at_most(std::max<std::size_t>(kLeastOpenFiles, memory / of_a_file));
 }
 
 void Session::check_report_path(const std::filesystem::path& dump, const std::filesystem::path& output) const {

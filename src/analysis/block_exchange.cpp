@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <numeric>
+#include <utility>
 
 #include "gradclip/backend/reduction.hpp"
 #include "gradclip/base/worker_pool.hpp"
@@ -40,6 +42,11 @@ BlockExchange::BlockExchange(DiffRun& run, const std::vector<ComparedPair>& pair
     : run_(run), pairs_(pairs), all_copies_(all_copies) {
   for (const DumpReader* dump : run.dumps) {
     if (dump != nullptr) plans_.push_back(plan_work(dump->manifest(), run.comm.size()));
+  }
+  for (std::uint32_t side = 0; side < plans_.size(); ++side) {
+    const std::span<const std::int32_t> ranks = plans_[side].ranks(run.comm.process());
+    const bool keep = ranks.size() > run.dumps[side]->capacity();
+    for (const std::int32_t rank : ranks) sources_.push_back({.side = side, .rank = rank, .keep = keep});
   }
 }
 
@@ -85,89 +92,110 @@ void BlockExchange::for_each_round(std::span<const std::size_t> pairs,
 }
 
 std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
-  struct Source {
-    std::uint32_t side;
-    std::int32_t rank;
-  };
   const int me = run_.comm.process();
-  std::vector<Source> sources;
-  for (std::uint32_t side = 0; side < plans_.size(); ++side) {
-    for (const std::int32_t rank : plans_[side].ranks(me)) sources.push_back({side, rank});
+  parallel_for(sources_.size(), run_.threads, [&](std::size_t i, std::size_t) {
+    Source& source = sources_[i];
+    source.outgoing.clear();
+    describe(round, source);
+    read_what_stays(round, source);
+  });
+  std::vector<std::size_t> send_counts(static_cast<std::size_t>(run_.comm.size()), 0);
+  std::vector<Outgoing*> travellers;
+  for (Source& source : sources_) {
+    for (Outgoing& each : source.outgoing) {
+      const std::size_t bytes = each.to == me ? 0 : bytes_of_piece(round, each.piece);
+      if (bytes == 0) continue;
+      send_counts[static_cast<std::size_t>(each.to)] += bytes;
+      travellers.push_back(&each);
+    }
   }
-  std::vector<std::vector<Outgoing>> described(sources.size());
-  parallel_for(sources.size(), run_.threads,
-               [&](std::size_t i, std::size_t) { describe(round, sources[i].side, sources[i].rank, described[i]); });
-  std::vector<Outgoing> outgoing;
-  for (std::vector<Outgoing>& of_rank : described) {
-    std::move(of_rank.begin(), of_rank.end(), std::back_inserter(outgoing));
-    std::vector<Outgoing>().swap(of_rank);
+  sent_.resize(std::accumulate(send_counts.begin(), send_counts.end(), std::size_t{0}));
+  std::vector<std::byte*> next;  // place, for each process
+  std::byte* begin = sent_.data();
+  for (const std::size_t count : send_counts) next.push_back(std::exchange(begin, begin + count));
+  for (Outgoing* each : travellers) {
+    std::byte*& place = next[static_cast<std::size_t>(each->to)];
+    each->at = std::exchange(place, place + bytes_of_piece(round, each->piece));
   }
-  std::stable_sort(outgoing.begin(), outgoing.end(), [](const Outgoing& x, const Outgoing& y) { return x.to < y.to; });
-
-  std::vector<std::size_t> send_counts(static_cast<std::size_t>(run_.comm.size()), 0), offsets;
-  std::size_t total = 0;
-  for (const Outgoing& each : outgoing) {
-    const std::size_t bytes = each.to == me ? 0 : bytes_of_piece(round, each.piece);
-    offsets.push_back(total);
-    send_counts[static_cast<std::size_t>(each.to)] += bytes;
-    total += bytes;
-  }
-  sent_.resize(total);
-  std::vector<std::size_t> to_read;
-  for (std::size_t i = 0; i < outgoing.size(); ++i) {
-    const ComparedPiece& piece = outgoing[i].piece;
-    const bool travels = outgoing[i].to != me && bytes_of_piece(round, piece) > 0;
-    if (travels) outgoing[i].at = sent_.data() + offsets[i];
-    const bool hashed = !all_copies_ && tensor(round[piece.header.block], piece.header.side).copies > 1;
-    if (piece.header.none == 0 && (travels || hashed)) to_read.push_back(i);
-  }
-  std::vector<std::vector<std::byte>> scratch(run_.threads);
-  parallel_for(to_read.size(), run_.threads,
-               [&](std::size_t i, std::size_t worker) { read(round, outgoing[to_read[i]], scratch[worker]); });
+  std::vector<std::vector<std::byte>> no_scratch(run_.threads);
+  parallel_for(travellers.size(), run_.threads,
+               [&](std::size_t i, std::size_t worker) { read(round, *travellers[i], no_scratch[worker]); });
   std::vector<BlockPieces> pieces(round.size());
-  receive(round, outgoing, send_counts, pieces);
+  receive(round, send_counts, pieces);
   return pieces;
 }
 
+/// What does not travel, where it is kept in memory or compared by its fingerprint.
+void BlockExchange::read_what_stays(std::span<const Block> round, Source& source) const {
+  const int me = run_.comm.process();
+  const auto kept_bytes = [&](const Outgoing& each) {
+    return source.keep && each.to == me ? bytes_of_piece(round, each.piece) : 0;
+  };
+  std::size_t kept = 0;
+  for (const Outgoing& each : source.outgoing) kept += kept_bytes(each);
+  source.kept.resize(kept);
+  std::byte* at = source.kept.data();
+  std::vector<std::byte> scratch;
+  for (Outgoing& each : source.outgoing) {
+    if (each.piece.header.none != 0) continue;
+    const std::size_t bytes = kept_bytes(each);
+    const bool travels = each.to != me && bytes_of_piece(round, each.piece) > 0;
+    const bool hashed = !all_copies_ && tensor(round[each.piece.header.block], source.side).copies > 1;
+    if (travels || (bytes == 0 && !hashed)) continue;
+    if (bytes > 0) each.at = std::exchange(at, at + bytes);
+    read(round, each, scratch);
+    each.piece.bytes = each.at;
+  }
+}
+
 /// What the rank holds of every block of the round.
-void BlockExchange::describe(std::span<const Block> round, std::uint32_t side, std::int32_t rank,
-                             std::vector<Outgoing>& outgoing) const {
-  DumpReader& dump = *run_.dumps[side];
+void BlockExchange::describe(std::span<const Block> round, Source& source) const {
+  DumpReader& dump = *run_.dumps[source.side];
   const Manifest& manifest = dump.manifest();
   std::shared_ptr<const RankFile> file;
-  for (std::size_t i = 0; i < round.size(); ++i) {
+  for (std::size_t first = 0, last = 0; first < round.size(); first = last) {
+    while (last < round.size() && round[last].pair == round[first].pair) ++last;
+    const ParameterEntry& entry = manifest.parameters[tensor(round[first], source.side).parameter];
+    if (!manifest.holds(entry, source.rank)) continue;
+    if (!file) file = dump.rank_file(source.rank);
+    describe_tensor(round, first, last, *file, source);
+  }
+}
+
+/// What the rank holds of blocks [first, last) of the round, which are one pair's.
+void BlockExchange::describe_tensor(std::span<const Block> round, std::size_t first, std::size_t last,
+                                    const RankFile& file, Source& source) const {
+  const Manifest& manifest = run_.dumps[source.side]->manifest();
+  const ComparedTensor& of = tensor(round[first], source.side);
+  const ParameterEntry& entry = manifest.parameters[of.parameter];
+  const ShardPart part = shard_part(manifest, of, file.rank());
+  const StoredShard& shard = file.locate(of.parameter);
+  const ShardLayout none_layout = shard.none ? manifest.layout(entry, file.rank()) : ShardLayout();
+  const ShardLayout& layout = shard.none ? none_layout : shard.layout;
+  const GlobalExtent extent = global_extent(layout, entry.shape);
+  for (std::size_t i = first; i < last; ++i) {
     const Block& block = round[i];
-    const ComparedTensor& of = tensor(block, side);
-    const ParameterEntry& entry = manifest.parameters[of.parameter];
-    if (!manifest.holds(entry, rank)) continue;
-    const ShardPart part = shard_part(manifest, of, rank);
-    // The part of the block that lies in the rank's own tensor.
-    const std::uint64_t begin = std::max(block.begin, part.begin);
-    const std::uint64_t end = std::min(block.begin + block.elements, part.begin + entry.elements);
+    // The part of the block that may lie in the rank's own tensor.
+    const std::uint64_t begin = std::max(block.begin, part.begin + extent.begin);
+    const std::uint64_t end = std::min(block.begin + block.elements, part.begin + extent.end);
     if (begin >= end) continue;
-    if (!file) file = dump.rank_file(rank);
-    const StoredShard& shard = file->locate(of.parameter);
-    const ShardLayout none_layout = shard.none ? manifest.layout(entry, rank) : ShardLayout();
-    const ShardLayout& layout = shard.none ? none_layout : shard.layout;
-    Outgoing& out = outgoing.emplace_back();
+    const std::uint64_t from = elements_before(layout, entry.shape, begin - part.begin);
+    const std::uint64_t to = elements_before(layout, entry.shape, end - part.begin);
+    if (from == to) continue;
+    Outgoing& out = source.outgoing.emplace_back();
     ComparedPiece& piece = out.piece;
-    piece.first = elements_before(layout, entry.shape, begin - part.begin);
-    const std::uint64_t last = elements_before(layout, entry.shape, end - part.begin);
-    if (piece.first == last) {
-      outgoing.pop_back();
-      continue;
-    }
-    piece.runs = global_runs(layout, entry.shape, piece.first, last, begin - part.begin);
+    piece.first = from;
+    piece.runs = global_runs(layout, entry.shape, from, to, begin - part.begin);
     for (StridedRun& run : piece.runs) run.offset += static_cast<std::uint32_t>(begin - block.begin);
     piece.header = {static_cast<std::uint32_t>(i),
-                    side,
-                    rank,
+                    source.side,
+                    file.rank(),
                     part.copy,
                     part.addend,
                     static_cast<std::uint32_t>(piece.runs.size()),
                     shard.none ? 1.0F : shard.scale_inv.value_or(1.0F),
                     shard.none ? 1u : 0u,
-                    last - piece.first,
+                    to - from,
                     0};
     out.to = block.owner;
   }
@@ -196,21 +224,23 @@ void BlockExchange::read(std::span<const Block> round, Outgoing& outgoing, std::
   }
 }
 
-void BlockExchange::receive(std::span<const Block> round, std::vector<Outgoing>& outgoing,
-                            std::span<const std::size_t> send_counts, std::vector<BlockPieces>& pieces) {
+void BlockExchange::receive(std::span<const Block> round, std::span<const std::size_t> send_counts,
+                            std::vector<BlockPieces>& pieces) {
   const int me = run_.comm.process();
   const auto processes = static_cast<std::size_t>(run_.comm.size());
   std::vector<std::vector<PieceHeader>> headers(processes);
   std::vector<std::vector<StridedRun>> runs(processes);
-  for (Outgoing& each : outgoing) {
-    if (each.to == me) {
-      const PieceHeader header = each.piece.header;
-      pieces[header.block][header.side].push_back(std::move(each.piece));
-      continue;
+  for (Source& source : sources_) {
+    for (Outgoing& each : source.outgoing) {
+      if (each.to == me) {
+        const PieceHeader header = each.piece.header;
+        pieces[header.block][header.side].push_back(std::move(each.piece));
+        continue;
+      }
+      const auto to = static_cast<std::size_t>(each.to);
+      headers[to].push_back(each.piece.header);
+      runs[to].insert(runs[to].end(), each.piece.runs.begin(), each.piece.runs.end());
     }
-    const auto to = static_cast<std::size_t>(each.to);
-    headers[to].push_back(each.piece.header);
-    runs[to].insert(runs[to].end(), each.piece.runs.begin(), each.piece.runs.end());
   }
   if (processes == 1) return;
   const auto their_headers = exchange_values(run_.comm, std::move(headers));

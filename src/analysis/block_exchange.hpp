@@ -50,7 +50,7 @@ struct ComparedPiece {
   PieceHeader header;
   std::vector<StridedRun> runs;      ///< from the block's begin
   std::uint64_t first = 0;           ///< in the local shard, where this process has it
-  const std::byte* bytes = nullptr;  ///< as they arrived; null: to be read by this process, None, or a fingerprint only
+  const std::byte* bytes = nullptr;  ///< in memory; null: to be read by this process, None, or a fingerprint only
 };
 
 /// The pieces of one block by side, in no particular order.
@@ -69,8 +69,10 @@ class BlockExchange {
   void for_each_round(std::span<const std::size_t> pairs,
                       const std::function<void(std::span<const Block>)>& visit) const;
 
-  /// The pieces of this process's blocks, by block of the round (empty for others'). They lie where they are read by
-  /// this process and arrived where they are not; what arrived is valid until the next call. Collective.
+  /// The pieces of this process's blocks, by block of the round (empty for others'). What this process does not read
+  /// itself has arrived; what it does is left where it lies, unless it lies in more rank files than can be open at
+  /// once: then it was read file by file, since block by block each file would be opened for each block. What is in
+  /// memory is valid until the next call. Collective.
   [[nodiscard]] std::vector<BlockPieces> collect(std::span<const Block> round);
 
  private:
@@ -79,6 +81,14 @@ class BlockExchange {
     ComparedPiece piece;
     std::byte* at = nullptr;  ///< where its bytes are to be read to
   };
+  /// A rank file that this process reads.
+  struct Source {
+    std::uint32_t side = 0;
+    std::int32_t rank = 0;
+    bool keep = false;  ///< its pieces of this process's blocks are read into memory
+    std::vector<Outgoing> outgoing = {};
+    std::vector<std::byte> kept = {};
+  };
 
   [[nodiscard]] const ComparedTensor& tensor(const Block& block, std::uint32_t side) const {
     return side == 0 ? *pairs_[block.pair].a : *pairs_[block.pair].b;
@@ -86,17 +96,20 @@ class BlockExchange {
   [[nodiscard]] std::uint64_t block_elements(const ComparedPair& pair) const;
   [[nodiscard]] std::size_t bytes_per_element(const ComparedPair& pair) const;
   [[nodiscard]] int owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const;
-  void describe(std::span<const Block> round, std::uint32_t side, std::int32_t rank,
-                std::vector<Outgoing>& outgoing) const;
+  void describe(std::span<const Block> round, Source& source) const;
+  void describe_tensor(std::span<const Block> round, std::size_t first, std::size_t last, const RankFile& file,
+                       Source& source) const;
+  void read_what_stays(std::span<const Block> round, Source& source) const;
   [[nodiscard]] std::size_t bytes_of_piece(std::span<const Block> round, const ComparedPiece& piece) const;
   void read(std::span<const Block> round, Outgoing& outgoing, std::vector<std::byte>& scratch) const;
-  void receive(std::span<const Block> round, std::vector<Outgoing>& outgoing, std::span<const std::size_t> send_counts,
+  void receive(std::span<const Block> round, std::span<const std::size_t> send_counts,
                std::vector<BlockPieces>& pieces);
 
   DiffRun& run_;
   const std::vector<ComparedPair>& pairs_;
   bool all_copies_;
   std::vector<WorkPlan> plans_;  // by side
+  std::vector<Source> sources_;
   std::vector<std::byte> sent_, arrived_;
 };
 

@@ -68,6 +68,23 @@ std::uint64_t elements_before(const ShardLayout& layout, std::span<const std::in
   return before <= flat_begin ? 0 : std::min(before - flat_begin, static_cast<std::uint64_t>(layout.flat()->size()));
 }
 
+GlobalExtent global_extent(const ShardLayout& layout, std::span<const std::int64_t> shape) {
+  if (layout.elements() == 0) return {};
+  std::uint64_t first = 0, last = 0;
+  bool whole = true;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const std::vector<IndexRange>& ranges = layout.ranges()[d];
+    const auto extent = static_cast<std::uint64_t>(shape[d]);
+    first = first * extent + static_cast<std::uint64_t>(ranges.front().begin);
+    last = last * extent + static_cast<std::uint64_t>(ranges.back().end - 1);
+    whole = whole && is_whole(ranges, shape[d]);
+  }
+  if (whole && layout.flat()) {
+    return {static_cast<std::uint64_t>(layout.flat()->begin), static_cast<std::uint64_t>(layout.flat()->end)};
+  }
+  return {first, last + 1};
+}
+
 std::vector<StridedRun> global_runs(const ShardLayout& layout, std::span<const std::int64_t> shape, std::uint64_t first,
                                     std::uint64_t last, std::uint64_t begin) {
   std::vector<StridedRun> runs;

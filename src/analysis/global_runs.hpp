@@ -27,6 +27,16 @@ struct StridedRun {
 [[nodiscard]] std::uint64_t elements_before(const ShardLayout& layout, std::span<const std::int64_t> shape,
                                             std::uint64_t position);
 
+/// Global positions [begin, end).
+struct GlobalExtent {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+/// Global positions outside of which the shard holds nothing: from its first element to its last, except that a range
+/// of the flattening of a part of the tensor counts as that part. Empty for an empty shard.
+[[nodiscard]] GlobalExtent global_extent(const ShardLayout& layout, std::span<const std::int64_t> shape);
+
 /// Where the local elements [first, last) lie, in ascending order, counted from global position `begin`.
 /// @pre they lie at global positions [begin, begin + 2^32); last <= layout.elements()
 [[nodiscard]] std::vector<StridedRun> global_runs(const ShardLayout& layout, std::span<const std::int64_t> shape,

@@ -11,6 +11,8 @@
 namespace gradclip::hdf5 {
 namespace {
 
+constexpr std::size_t kReadCacheBytes = std::size_t{32} << 10;
+
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 62;
 
 herr_t keep_first_text(unsigned, const H5E_error2_t* entry, void* to) {
@@ -47,24 +49,22 @@ std::vector<Filter> filters_of(const Handle& properties, const std::string& wher
   return filters;
 }
 
+LinkTarget target_of(const H5L_info_t& info) {
+  const LinkKind kind = kind_of(info.type);
+  return {kind, kind == LinkKind::hard ? info.u.address : 0};
+}
+
 void require_hard_link(const Handle& location, const std::string& name, const std::string& where) {
   const LinkKind kind = link_kind(location, name, where);
   if (kind != LinkKind::hard) refuse_link(kind, where);
 }
 
-Handle open_as_dataset(const Handle& location, const std::string& name, const std::string& where) {
-  require_hard_link(location, name, where);
-  const hid_t id = H5Dopen2(location.id(), name.c_str(), H5P_DEFAULT);
-  if (id >= 0) return Handle(id);
-  const std::string text = take_error_text();
-  const Handle object(H5Oopen(location.id(), name.c_str(), H5P_DEFAULT));
-  if (object && H5Iget_type(object.id()) != H5I_DATASET) {
-    throw Error(ExitCode::bad_input,
-                {.where = where, .found = "is not a dataset", .expected = "a dataset", .advice = {}});
-  }
-  H5Eclear2(H5E_DEFAULT);
+/// What was opened, which has to be a dataset.
+Handle require_dataset(hid_t id, const std::string& where) {
+  Handle object = owned(id, where, "open it");
+  if (H5Iget_type(object.id()) == H5I_DATASET) return object;
   throw Error(ExitCode::bad_input,
-              {.where = where, .found = "cannot open it: HDF5: " + text, .expected = {}, .advice = {}});
+              {.where = where, .found = "is not a dataset", .expected = "a dataset", .advice = {}});
 }
 
 /// Only chunks can grow: the library makes no other dataset that may, so the file is damaged.
@@ -102,6 +102,46 @@ void read_chunking(const Handle& properties, const Handle& space, Dataset& datas
   checked(H5Dget_num_chunks(dataset.handle.id(), space.id(), &written), where, "count the chunks");
   dataset.chunks = expected;
   dataset.chunks_written = written;
+}
+
+Dataset described(Handle handle, const std::string& where) {
+  Dataset dataset;
+  dataset.handle = std::move(handle);
+  const hid_t id = dataset.handle.id();
+  // Only contiguous data of this very file has an offset; asking for it is far cheaper than for the creation
+  // properties. Before anything else, because the library opens other files to tell the shape of some virtual datasets.
+  Handle properties;
+  if (const haddr_t offset = H5Dget_offset(id); offset != HADDR_UNDEF) {
+    dataset.offset = offset;
+  } else {
+    H5Eclear2(H5E_DEFAULT);
+    properties = owned(H5Dget_create_plist(id), where, "read the storage");
+    refuse_foreign_storage(properties.id(), where);
+    const H5D_layout_t layout = H5Pget_layout(properties.id());
+    if (layout == H5D_CHUNKED) dataset.storage = Storage::chunked;
+    if (layout == H5D_COMPACT) dataset.storage = Storage::compact;
+  }
+  H5O_info_t info;
+  checked(H5Oget_info2(id, &info, H5O_INFO_BASIC), where, "look at the object");
+  if (info.rc != 1) {
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = fmt::format("the object has {} names in the file", info.rc),
+                                      .expected = "one name for each object",
+                                      .advice = {}});
+  }
+  dataset.address = info.addr;
+  const Handle space = owned(H5Dget_space(id), where, "read the shape");
+  dataset.shape = extents(space, where);
+  if (dataset.storage != Storage::chunked) refuse_extendible(space, dataset.shape, where);
+  const Handle type = owned(H5Dget_type(id), where, "read the element type");
+  dataset.type = element_type(type, where);
+  if (dataset.elements() > std::numeric_limits<std::int64_t>::max() / dataset.type.size) {
+    throw Error(ExitCode::bad_input,
+                {.where = where, .found = "declares 2^63 bytes or more", .expected = {}, .advice = {}});
+  }
+  dataset.stored_bytes = H5Dget_storage_size(id);
+  if (dataset.storage == Storage::chunked) read_chunking(properties, space, dataset, where);
+  return dataset;
 }
 
 }  // namespace
@@ -294,12 +334,25 @@ std::uint64_t Dataset::elements() const noexcept {
 
 // ---- files, groups, datasets
 
+void limit_metadata_cache(const Handle& access, std::size_t bytes, const std::string& where) {
+  H5AC_cache_config_t config{};
+  config.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+  checked(H5Pget_mdc_config(access.id(), &config), where, "set the metadata cache");
+  config.set_initial_size = true;
+  config.initial_size = config.min_size = config.max_size = bytes;
+  config.incr_mode = H5C_incr__off;
+  config.flash_incr_mode = H5C_flash_incr__off;
+  config.decr_mode = H5C_decr__off;
+  checked(H5Pset_mdc_config(access.id(), &config), where, "set the metadata cache");
+}
+
 Handle open_file(const std::filesystem::path& path) {
   const auto lock = lock_library();
   // A dataset is looked at once. Else the library keeps what it decoded of each, some 8 KiB, as long as the file is
   // open.
   const Handle access = owned(H5Pcreate(H5P_FILE_ACCESS), path.string(), "open it");
   checked(H5Pset_evict_on_close(access.id(), true), path.string(), "open it");
+  limit_metadata_cache(access, kReadCacheBytes, path.string());
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.id());
   if (id >= 0) return Handle(id);
   const std::string text = take_error_text();
@@ -329,13 +382,17 @@ std::uint64_t user_block_size(const Handle& file, const std::string& where) {
   return size;
 }
 
-LinkKind link_kind(const Handle& location, const std::string& name, const std::string& where) {
+LinkTarget link_target(const Handle& location, const std::string& name, const std::string& where) {
   const auto lock = lock_library();
   H5L_info_t info;
-  if (H5Lget_info(location.id(), name.c_str(), &info, H5P_DEFAULT) >= 0) return kind_of(info.type);
+  if (H5Lget_info(location.id(), name.c_str(), &info, H5P_DEFAULT) >= 0) return target_of(info);
   H5Eclear2(H5E_DEFAULT);
-  if (checked(H5Lexists(location.id(), name.c_str(), H5P_DEFAULT), where, "look for it") == 0) return LinkKind::none;
+  if (checked(H5Lexists(location.id(), name.c_str(), H5P_DEFAULT), where, "look for it") == 0) return {};
   fail(ExitCode::bad_input, where, "look at the link");
+}
+
+LinkKind link_kind(const Handle& location, const std::string& name, const std::string& where) {
+  return link_target(location, name, where).kind;
 }
 
 std::vector<std::string> link_names(const Handle& group, const std::string& where) {
@@ -347,6 +404,17 @@ std::vector<std::string> link_names(const Handle& group, const std::string& wher
   };
   checked(H5Literate(group.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, append, &names), where, "list the links");
   return names;
+}
+
+LinkTargets link_targets(const Handle& group, const std::string& where) {
+  const auto lock = lock_library();
+  LinkTargets targets;
+  const auto insert = [](hid_t, const char* name, const H5L_info_t* info, void* to) -> herr_t {
+    static_cast<LinkTargets*>(to)->emplace(name, target_of(*info));
+    return 0;
+  };
+  checked(H5Literate(group.id(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, insert, &targets), where, "list the links");
+  return targets;
 }
 
 Handle open_group(const Handle& location, const std::string& name, const std::string& where) {
@@ -361,43 +429,14 @@ Handle open_group(const Handle& location, const std::string& name, const std::st
 
 Dataset open_dataset(const Handle& location, const std::string& name, const std::string& where) {
   const auto lock = lock_library();
-  Dataset dataset;
-  dataset.handle = open_as_dataset(location, name, where);
-  const hid_t id = dataset.handle.id();
-  // Only contiguous data of this very file has an offset; asking for it is far cheaper than for the creation
-  // properties. Before anything else, because the library opens other files to tell the shape of some virtual datasets.
-  Handle properties;
-  if (const haddr_t offset = H5Dget_offset(id); offset != HADDR_UNDEF) {
-    dataset.offset = offset;
-  } else {
-    H5Eclear2(H5E_DEFAULT);
-    properties = owned(H5Dget_create_plist(id), where, "read the storage");
-    refuse_foreign_storage(properties.id(), where);
-    const H5D_layout_t layout = H5Pget_layout(properties.id());
-    if (layout == H5D_CHUNKED) dataset.storage = Storage::chunked;
-    if (layout == H5D_COMPACT) dataset.storage = Storage::compact;
-  }
-  H5O_info_t info;
-  checked(H5Oget_info2(id, &info, H5O_INFO_BASIC), where, "look at the object");
-  if (info.rc != 1) {
-    throw Error(ExitCode::bad_input, {.where = where,
-                                      .found = fmt::format("the object has {} names in the file", info.rc),
-                                      .expected = "one name for each object",
-                                      .advice = {}});
-  }
-  dataset.address = info.addr;
-  const Handle space = owned(H5Dget_space(id), where, "read the shape");
-  dataset.shape = extents(space, where);
-  if (dataset.storage != Storage::chunked) refuse_extendible(space, dataset.shape, where);
-  const Handle type = owned(H5Dget_type(id), where, "read the element type");
-  dataset.type = element_type(type, where);
-  if (dataset.elements() > std::numeric_limits<std::int64_t>::max() / dataset.type.size) {
-    throw Error(ExitCode::bad_input,
-                {.where = where, .found = "declares 2^63 bytes or more", .expected = {}, .advice = {}});
-  }
-  dataset.stored_bytes = H5Dget_storage_size(id);
-  if (dataset.storage == Storage::chunked) read_chunking(properties, space, dataset, where);
-  return dataset;
+  require_hard_link(location, name, where);
+  return described(require_dataset(H5Oopen(location.id(), name.c_str(), H5P_DEFAULT), where), where);
+}
+
+Dataset open_dataset(const Handle& file, const LinkTarget& link, const std::string& where) {
+  const auto lock = lock_library();
+  if (link.kind != LinkKind::hard) refuse_link(link.kind, where);
+  return described(require_dataset(H5Oopen_by_addr(file.id(), link.address), where), where);
 }
 
 }  // namespace gradclip::hdf5

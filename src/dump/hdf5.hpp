@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "gradclip/base/dtype.hpp"
@@ -88,15 +89,26 @@ struct Dataset {
 /// Opens read-only. The message names the usual remedies for files that are locked or were not closed by their writer.
 [[nodiscard]] Handle open_file(const std::filesystem::path& path);
 [[nodiscard]] std::uint64_t user_block_size(const Handle& file, const std::string& where);
+/// What a link leads to.
+struct LinkTarget {
+  LinkKind kind = LinkKind::none;
+  std::uint64_t address = 0;  ///< hard: of the object in the file
+};
+[[nodiscard]] LinkTarget link_target(const Handle& location, const std::string& name, const std::string& where);
 [[nodiscard]] LinkKind link_kind(const Handle& location, const std::string& name, const std::string& where);
 /// Names of all links of a group in ascending order.
 [[nodiscard]] std::vector<std::string> link_names(const Handle& group, const std::string& where);
+using LinkTargets = std::unordered_map<std::string, LinkTarget>;
+/// All links of a group by name.
+[[nodiscard]] LinkTargets link_targets(const Handle& group, const std::string& where);
 /// Errors: also for soft and external links, and for what is no group.
 [[nodiscard]] Handle open_group(const Handle& location, const std::string& name, const std::string& where);
 /// Errors: also for soft and external links, a second link to the same object, what is no dataset, external storage,
 /// virtual datasets, more elements than 2^62, filters that are not available (named, with the advice to set
 /// HDF5_PLUGIN_PATH).
 [[nodiscard]] Dataset open_dataset(const Handle& location, const std::string& name, const std::string& where);
+/// The same by a link that is known already; `file` is any handle of its file.
+[[nodiscard]] Dataset open_dataset(const Handle& file, const LinkTarget& link, const std::string& where);
 
 /// Attributes: empty if there is none of that name. Errors: another class of type, more than one element (or 2^20 for
 /// lists). Strings of fixed and of variable length.
@@ -130,20 +142,28 @@ struct StoredChunk {
 
 // ---- making files (hdf5_write.cpp)
 
+/// What a name takes among the names of its group, at most: zero-terminated and a multiple of 8.
+[[nodiscard]] inline std::uint64_t link_bytes(const std::string& name) noexcept {
+  return name.size() + 8;
+}
 /// A new file in the default, oldest format. Errors: Error(resources).
-[[nodiscard]] Handle create_file(const std::filesystem::path& path);
+/// @param link_bytes  of all names that its groups will have. The library keeps them in one piece, which has to stay in
+///                    the metadata cache: else it is written, and moved to the file's end, again and again.
+[[nodiscard]] Handle create_file(const std::filesystem::path& path, std::uint64_t link_bytes);
 [[nodiscard]] Handle create_group(const Handle& location, const std::string& name, const std::string& where);
 /// A dataset of the same type, shape, storage and filters as `like`; allocated early if contiguous, never filled,
-/// without object times. @return with handle, offset and storage filled in.
+/// without object times. @return with handle, offset, storage and address filled in.
 [[nodiscard]] Dataset create_dataset_like(const Handle& location, const std::string& name, const Dataset& like,
                                           const std::string& where);
 /// A contiguous dataset as the format stores a gradient of this type, with its attribute `dtype`; allocated early,
-/// never filled, without object times. @return with handle, shape and offset filled in.
+/// never filled, without object times. @return with handle, shape, offset and address filled in.
 [[nodiscard]] Dataset create_gradient(const Handle& location, const std::string& name, DType dtype,
                                       const std::vector<std::int64_t>& shape, const std::string& where);
 /// A contiguous dataset as the format stores labels: int64, likewise.
 [[nodiscard]] Dataset create_labels(const Handle& location, const std::string& name,
                                     const std::vector<std::int64_t>& shape, const std::string& where);
+/// An object that one of them made, opened again by its address: the library need not look for its name among many.
+[[nodiscard]] Handle reopen_object(const Handle& file, std::uint64_t address, const std::string& where);
 /// A dataset that one of them made, opened again for writing.
 [[nodiscard]] Handle reopen_dataset(const Handle& location, const std::string& name, std::uint64_t cache_bytes,
                                     const std::string& where);

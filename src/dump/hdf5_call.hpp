@@ -37,6 +37,10 @@ void refuse_foreign_storage(hid_t properties, const std::string& where);
 [[noreturn]] void refuse_link(LinkKind kind, const std::string& where);
 [[nodiscard]] LinkKind kind_of(H5L_type_t type) noexcept;
 
+/// A metadata cache of this size for good. Whenever a dataset is closed the library goes over all of the cache, so that
+/// with the default, which grows, each dataset of many costs more than the one before.
+void limit_metadata_cache(const Handle& access, std::size_t bytes, const std::string& where);
+
 /// A chunk cache that holds one row of chunks, so that pieces in order neither inflate nor deflate a chunk twice.
 [[nodiscard]] Handle access_properties(std::uint64_t cache_bytes, const std::string& where);
 

@@ -9,6 +9,8 @@
 namespace gradclip::hdf5 {
 namespace {
 
+constexpr std::size_t kLeastWriteCacheBytes = std::size_t{256} << 10;
+
 constexpr ExitCode kWriting = ExitCode::resources;
 
 /// What a callback of the library may not throw through it.
@@ -158,6 +160,12 @@ void copy_attribute(const Handle& from, const Handle& to, const std::string& nam
   checked(written, here, "write it", kWriting);
 }
 
+std::uint64_t address_of(const Handle& object, const std::string& where) {
+  H5O_info_t info;
+  checked(H5Oget_info2(object.id(), &info, H5O_INFO_BASIC), where, "look at the object", kWriting);
+  return info.addr;
+}
+
 /// Where a contiguous dataset's bytes begin in the file; empty if nothing was allocated.
 std::optional<std::uint64_t> data_offset(const Handle& dataset) {
   const haddr_t offset = H5Dget_offset(dataset.id());
@@ -173,9 +181,11 @@ Handle access_properties(std::uint64_t cache_bytes, const std::string& where) {
   return properties;
 }
 
-Handle create_file(const std::filesystem::path& path) {
+Handle create_file(const std::filesystem::path& path, std::uint64_t link_bytes) {
   const auto lock = lock_library();
-  return owned(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, H5P_DEFAULT), path.string(), "create it", kWriting);
+  const Handle access = owned(H5Pcreate(H5P_FILE_ACCESS), path.string(), "create it", kWriting);
+  limit_metadata_cache(access, kLeastWriteCacheBytes + 2 * link_bytes, path.string());
+  return owned(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.id()), path.string(), "create it", kWriting);
 }
 
 Handle create_group(const Handle& location, const std::string& name, const std::string& where) {
@@ -202,6 +212,7 @@ Dataset create_dataset_like(const Handle& location, const std::string& name, con
   dataset.storage = like.storage;
   dataset.chunk = like.chunk;
   if (dataset.storage == Storage::contiguous) dataset.offset = data_offset(dataset.handle);
+  dataset.address = address_of(dataset.handle, where);
   return dataset;
 }
 
@@ -220,6 +231,7 @@ Dataset create_contiguous(const Handle& location, const std::string& name, hid_t
       where, "create it", kWriting);
   dataset.shape = shape;
   dataset.offset = data_offset(dataset.handle);
+  dataset.address = address_of(dataset.handle, where);
   return dataset;
 }
 
@@ -245,6 +257,11 @@ Handle reopen_dataset(const Handle& location, const std::string& name, std::uint
   Handle access;  // making it costs as much as opening the dataset
   if (cache_bytes != 0) access = access_properties(cache_bytes, where);
   return owned(H5Dopen2(location.id(), name.c_str(), access ? access.id() : H5P_DEFAULT), where, "open it", kWriting);
+}
+
+Handle reopen_object(const Handle& file, std::uint64_t address, const std::string& where) {
+  const auto lock = lock_library();
+  return owned(H5Oopen_by_addr(file.id(), address), where, "open it", kWriting);
 }
 
 void write_box(const Handle& dataset, std::span<const std::uint64_t> start, std::span<const std::uint64_t> count,

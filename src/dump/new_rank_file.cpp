@@ -19,7 +19,8 @@ struct NewRankFile::State {
   hdf5::Handle file;
   hdf5::Handle group;
   std::vector<std::string> links;
-  std::vector<std::uint64_t> offsets;
+  std::vector<std::uint64_t> addresses;  // of the datasets, as objects
+  std::vector<std::uint64_t> offsets;    // of their data
   std::vector<std::uint64_t> bytes;
   std::vector<std::uint64_t> label_offsets;
   std::uint64_t begin = 0, end = 0;  // of all data in the file; end 0: none yet
@@ -45,7 +46,9 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
   state.path = std::move(path);
   const std::string here = state.path.string();
   const auto lock = hdf5::lock_library();
-  state.file = hdf5::create_file(state.path);
+  std::uint64_t link_bytes = 0;
+  for (const NewGradient& gradient : gradients) link_bytes += hdf5::link_bytes(gradient.dataset);
+  state.file = hdf5::create_file(state.path, link_bytes);
   hdf5::write_text_attribute(state.file, "format", "gradclip.dump", here);
   hdf5::write_integer_attribute(state.file, "version", 1, here);
   hdf5::write_integer_attribute(state.file, "rank", head.rank, here);
@@ -59,6 +62,7 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
     if (gradient.scale_inv) hdf5::write_float_attribute(made.handle, "scale_inv", *gradient.scale_inv, where);
     hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, where);
     state.links.push_back(gradient.dataset);
+    state.addresses.push_back(made.address);
     state.bytes.push_back(made.elements() * size_of(gradient.dtype));
     state.offsets.push_back(state.place(made.offset, state.bytes.back()));
   }
@@ -92,7 +96,7 @@ FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums, bool re
   State& state = *state_;
   GRADCLIP_CHECK(checksums.size() == state.links.size(), "one checksum for each gradient");
   for (std::size_t i = 0; i < checksums.size(); ++i) {
-    const hdf5::Handle dataset = hdf5::reopen_dataset(state.group, state.links[i], 0, state.where(state.links[i]));
+    const hdf5::Handle dataset = hdf5::reopen_object(state.group, state.addresses[i], state.where(state.links[i]));
     hdf5::write_unsigned_attribute(dataset, "xxh3_64", checksums[i], state.where(state.links[i]));
   }
   state.group.close(state.path.string());

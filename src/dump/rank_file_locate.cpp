@@ -8,6 +8,10 @@
 namespace gradclip {
 namespace {
 
+/// A group's links are read all at once when more of them than this are asked for: the library takes some 10 us to find
+/// one of many thousands, and 1 us to list it.
+constexpr std::size_t kMostSingleLookups = 16;
+
 std::vector<DimensionRange> ranges_of(const hdf5::IntegerList& list, const std::string& where) {
   if (list.shape.size() != 2 || list.shape[1] != 3) {
     throw Error(ExitCode::bad_input, {.where = where,
@@ -127,13 +131,15 @@ std::unique_ptr<const StoredShard> RankFile::State::find(std::size_t parameter) 
   load_none();
   const bool is_none = none->count(entry.recorded_name()) != 0;
   const PackedShard* packed_entry = nullptr;
+  hdf5::LinkTarget link;
   bool present = false;
   if (packed) {
     load_index();
     if (const auto found = index->find(entry.recorded_name()); found != index->end()) packed_entry = &found->second;
     present = packed_entry != nullptr;
   } else if (gradients) {
-    present = hdf5::link_kind(gradients, entry.dataset, here) != hdf5::LinkKind::none;
+    link = look_up(entry.dataset, here);
+    present = link.kind != hdf5::LinkKind::none;
   }
   if (present && is_none) {
     throw Error(ExitCode::bad_input, {.where = here,
@@ -150,7 +156,7 @@ std::unique_ptr<const StoredShard> RankFile::State::find(std::size_t parameter) 
                                       .kind = "missing"});
   }
   if (is_none) return none_shard(parameter);
-  return packed_entry != nullptr ? find_packed(parameter, *packed_entry, here) : find_dataset(parameter, here);
+  return packed_entry != nullptr ? find_packed(parameter, *packed_entry, here) : find_dataset(parameter, link, here);
 }
 
 std::unique_ptr<const StoredShard> RankFile::State::none_shard(std::size_t parameter) const {
@@ -162,10 +168,19 @@ std::unique_ptr<const StoredShard> RankFile::State::none_shard(std::size_t param
   return shard;
 }
 
-std::unique_ptr<const StoredShard> RankFile::State::find_dataset(std::size_t parameter, const std::string& here) {
+hdf5::LinkTarget RankFile::State::look_up(const std::string& dataset, const std::string& here) {
+  const bool is_path = dataset.find('/') != std::string::npos;
+  if (is_path || (!links && ++looked_up <= kMostSingleLookups)) return hdf5::link_target(gradients, dataset, here);
+  if (!links) links = hdf5::link_targets(gradients, where("/gradients"));
+  const auto found = links->find(dataset);
+  return found == links->end() ? hdf5::LinkTarget{} : found->second;
+}
+
+std::unique_ptr<const StoredShard> RankFile::State::find_dataset(std::size_t parameter, const hdf5::LinkTarget& link,
+                                                                 const std::string& here) {
   const ParameterEntry& entry = manifest.parameters[parameter];
   const auto lock = hdf5::lock_library();
-  const hdf5::Dataset dataset = hdf5::open_dataset(gradients, entry.dataset, here);
+  const hdf5::Dataset dataset = hdf5::open_dataset(gradients, link, here);
   const auto [other, is_new] = parameter_at.emplace(dataset.address, parameter);
   if (!is_new && other->second != parameter) {
     throw Error(ExitCode::bad_input,

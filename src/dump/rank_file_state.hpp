@@ -41,6 +41,8 @@ struct RankFile::State {
   std::unordered_map<std::uint64_t, std::size_t> parameter_at;  // by object address
   std::optional<std::unordered_set<std::string>> none;
   std::optional<PackedIndex> index;
+  std::size_t looked_up = 0;               // in /gradients, one by one
+  std::optional<hdf5::LinkTargets> links;  // of /gradients, once several were looked up
   std::array<OpenDataset, kDTypeCount> packed_datasets;
   std::pair<std::string, OpenDataset> last_opened;  // filtered, by path
 
@@ -51,7 +53,10 @@ struct RankFile::State {
   void load_index();
   [[nodiscard]] std::unique_ptr<const StoredShard> find(std::size_t parameter);
   [[nodiscard]] std::unique_ptr<const StoredShard> none_shard(std::size_t parameter) const;
-  [[nodiscard]] std::unique_ptr<const StoredShard> find_dataset(std::size_t parameter, const std::string& where);
+  /// A link of /gradients.
+  [[nodiscard]] hdf5::LinkTarget look_up(const std::string& dataset, const std::string& where);
+  [[nodiscard]] std::unique_ptr<const StoredShard> find_dataset(std::size_t parameter, const hdf5::LinkTarget& link,
+                                                                const std::string& where);
   [[nodiscard]] std::unique_ptr<const StoredShard> find_packed(std::size_t parameter, const PackedShard& entry,
                                                                const std::string& where);
   [[nodiscard]] const OpenDataset& packed_dataset(DType dtype);

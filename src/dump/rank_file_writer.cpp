@@ -33,6 +33,7 @@ struct Target {
   std::vector<std::int64_t> shape;
   std::uint64_t elements = 0;
   std::size_t size = 0;                      // of an element
+  std::uint64_t address = 0;                 // of the dataset (not packed)
   std::optional<std::uint64_t> file_offset;  // empty: written through HDF5
   std::uint64_t dataset_offset = 0;          // elements before the shard (packed)
   std::uint64_t unit = 0;                    // elements handed to HDF5 at once
@@ -112,7 +113,9 @@ void RankFileWriter::State::create() {
     if (!shard.none) shards.emplace_back(p, &shard);
   }
   const std::lock_guard<std::mutex> guard(source.mutex);  // always before the library's lock
-  hdf5_file = hdf5::create_file(path);
+  std::uint64_t link_bytes = 0;
+  for (const auto& [parameter, shard] : shards) link_bytes += hdf5::link_bytes(manifest.parameters[parameter].dataset);
+  hdf5_file = hdf5::create_file(path, link_bytes);
   file.emplace(PosixFile::open_for_writing(path, false));
   copy_root();
   if (source.packed) {
@@ -151,12 +154,14 @@ void RankFileWriter::State::create_gradients() {
 void RankFileWriter::State::create_gradient(std::size_t parameter) {
   const std::string& link = manifest.parameters[parameter].dataset;
   const std::string here = where("/gradients/" + printable(link));
-  const hdf5::Dataset like = hdf5::open_dataset(source.gradients, link, source.where("/gradients/" + printable(link)));
+  const std::string there = source.where("/gradients/" + printable(link));
+  const hdf5::Dataset like = hdf5::open_dataset(source.gradients, source.look_up(link, there), there);
   const hdf5::Dataset made = hdf5::create_dataset_like(group, link, like, here);
   hdf5::copy_attributes(like.handle, made.handle, kChecksumAttribute, here);
   hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, here);
   Target target;
   target.link = link;
+  target.address = made.address;
   target.shape = made.shape;
   target.elements = made.elements();
   target.size = made.type.size;
@@ -326,7 +331,7 @@ void RankFileWriter::State::write_checksums() {
   for (const std::size_t parameter : order) {
     const Target& target = targets.at(parameter);
     const std::string here = where("/gradients/" + printable(target.link));
-    const hdf5::Handle dataset = hdf5::reopen_dataset(group, target.link, 0, here);
+    const hdf5::Handle dataset = hdf5::reopen_object(group, target.address, here);
     hdf5::write_unsigned_attribute(dataset, "xxh3_64", target.digest, here);
   }
 }

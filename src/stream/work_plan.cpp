@@ -22,6 +22,25 @@ double elements_per_rank(const Manifest& manifest, const ParameterEntry& paramet
   return elements;
 }
 
+/// Of each recorded rank, value_of(parameter) over the parameters that it holds.
+template <class ValueOf>
+std::vector<double> sums_by_rank(const Manifest& manifest, const ValueOf& value_of) {
+  std::vector<double> sums(static_cast<std::size_t>(manifest.world_size), 0.0);
+  std::vector<double> by_mesh(manifest.meshes.size(), 0.0);
+  for (const ParameterEntry& parameter : manifest.parameters) {
+    const double value = value_of(parameter);
+    if (parameter.mesh) {
+      by_mesh[*parameter.mesh] += value;
+    } else {
+      for (const std::int32_t rank : parameter.ranks) sums[static_cast<std::size_t>(rank)] += value;
+    }
+  }
+  for (std::size_t i = 0; i < by_mesh.size(); ++i) {
+    for (const std::int32_t rank : manifest.meshes[i].ranks()) sums[static_cast<std::size_t>(rank)] += by_mesh[i];
+  }
+  return sums;
+}
+
 }  // namespace
 
 WorkPlan::WorkPlan(std::vector<int> process_of, int processes)
@@ -41,20 +60,14 @@ std::size_t WorkPlan::most_ranks() const noexcept {
 }
 
 std::vector<double> bytes_by_rank(const Manifest& manifest) {
-  std::vector<double> bytes(static_cast<std::size_t>(manifest.world_size), 0.0);
-  std::vector<double> by_mesh(manifest.meshes.size(), 0.0);
-  for (const ParameterEntry& parameter : manifest.parameters) {
-    const double shard = elements_per_rank(manifest, parameter) * static_cast<double>(size_of(parameter.dtype));
-    if (parameter.mesh) {
-      by_mesh[*parameter.mesh] += shard;
-    } else {
-      for (const std::int32_t rank : parameter.ranks) bytes[static_cast<std::size_t>(rank)] += shard;
-    }
-  }
-  for (std::size_t i = 0; i < by_mesh.size(); ++i) {
-    for (const std::int32_t rank : manifest.meshes[i].ranks()) bytes[static_cast<std::size_t>(rank)] += by_mesh[i];
-  }
-  return bytes;
+  return sums_by_rank(manifest, [&](const ParameterEntry& parameter) {
+    return elements_per_rank(manifest, parameter) * static_cast<double>(size_of(parameter.dtype));
+  });
+}
+
+std::size_t most_parameters_of_a_rank(const Manifest& manifest) {
+  const std::vector<double> counts = sums_by_rank(manifest, [](const ParameterEntry&) { return 1.0; });
+  return counts.empty() ? 0 : static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end()));
 }
 
 WorkPlan plan_work(const Manifest& manifest, int processes) {

@@ -35,6 +35,8 @@ class WorkPlan {
 /// Bytes of gradients that each recorded rank holds, estimated from the manifest alone: a parameter's bytes divided by
 /// the size of its sharding dimensions. O(parameters + ranks × meshes).
 [[nodiscard]] std::vector<double> bytes_by_rank(const Manifest& manifest);
+/// Entries of the manifest that the rank with the most of them holds.
+[[nodiscard]] std::size_t most_parameters_of_a_rank(const Manifest& manifest);
 
 /// Contiguous blocks of recorded ranks, in process order. Balances the estimated bytes: every cut lies where the
 /// running sum is nearest to its share. With more processes than recorded ranks some serve none.

@@ -1,8 +1,12 @@
 """Jobs of very many ranks and parameters: the right total, within memory; and what processes send one another, by formula."""
 
+import collections
 import json
 import math
 import os
+import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -60,6 +64,20 @@ def test_manifest_of_many_parameters_and_ranks(tmp_path):
         assert found == code
         assert memory <= 500e6, f"{command} needs {memory / 1e6:.0f} MB"
         assert seconds <= 2.0, f"{command} needs {seconds:.2f} processor seconds"
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.parametrize("command", ["norms", "verify", "clip", "diff", "merge"])
+def test_rank_files_are_opened_a_few_times(tmp_path, command):
+    """However little memory there is: not for each of their parameters, of which there are 64 on each rank here."""
+    dump, log = tmp_path / "dump", tmp_path / "trace"
+    scale_dumps.make(dump, ranks=64, parameters=512, elements=16, kinds=KINDS)
+    more = {"clip": ["-o", tmp_path / "out"], "merge": ["-o", tmp_path / "out"], "diff": [dump]}.get(command, [])
+    words = [binary(), command, dump, *more, "--quiet", "--threads", "2", "--memory-budget", "1Mi"]
+    subprocess.run(["strace", "-f", "-e", "trace=openat", "-o", log, *map(str, words)], check=True)
+    opened = collections.Counter(re.findall(r'rank_[0-9]+\.h5", O_RDONLY', log.read_text()))
+    assert len(opened) == 64
+    assert max(opened.values()) <= 16  # HDF5 and the positional reads have one each; a copy is compared with the first one
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

@@ -3,6 +3,7 @@
 
 #include "gradclip/backend/cpu/kernels.hpp"
 
+#include <cpuid.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -356,11 +357,21 @@ void accumulate_chunk(const Chunk& into, const Chunk& from, const ScaleFactors& 
 // Choice
 // ---------------------------------------------------------------------------------------------------------------------
 
+namespace {
+
+/// Clang 16's __builtin_cpu_supports() does not know it.
+bool supports_f16c() {
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+}  // namespace
+
 std::span<const Kernels* const> supported_kernels() {
   static const std::vector<const Kernels*> supported = [] {
     __builtin_cpu_init();
     std::vector<const Kernels*> found;
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && supports_f16c();
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx2 && avx512) found.push_back(&kAvx512Kernels);

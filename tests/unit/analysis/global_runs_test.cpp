@@ -21,6 +21,17 @@ void expect_runs(const ShardLayout& layout, const std::vector<std::int64_t>& sha
   for (const std::int64_t extent : shape) elements *= static_cast<std::uint64_t>(extent);
   std::vector<std::uint64_t> positions;
   for (std::uint64_t i = 0; i < layout.elements(); ++i) positions.push_back(row_major(shape, layout.global_index(i)));
+  const GlobalExtent extent = global_extent(layout, shape);
+  if (positions.empty()) {
+    EXPECT_EQ(extent.begin, extent.end);
+  } else {
+    EXPECT_LE(extent.begin, positions.front());
+    EXPECT_GE(extent.end, positions.back() + 1);
+    const bool of_a_part = layout.flat() && static_cast<std::uint64_t>(layout.flat()->size()) != elements;
+    if (!of_a_part) {
+      EXPECT_EQ(extent.end - extent.begin, positions.back() + 1 - positions.front());
+    }
+  }
   for (std::uint64_t begin = 0; begin <= elements; ++begin) {
     const auto before =
         static_cast<std::uint64_t>(std::lower_bound(positions.begin(), positions.end(), begin) - positions.begin());
