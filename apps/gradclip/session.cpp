@@ -24,7 +24,7 @@ namespace gradclip {
 namespace {
 
 /// What an open rank file remembers of one located shard, at most; and files that are kept open all the same.
-constexpr std::size_t kLocatedShardBytes = 2048;
+constexpr std::size_t kLocatedShardBytes = 1024;
 constexpr std::size_t kLeastOpenFiles = 2;  // two copies that are compared
 constexpr std::uint64_t kLeastMemory = std::uint64_t{64} << 20;
 

@@ -15,7 +15,8 @@ namespace gradclip {
 namespace {
 
 constexpr std::uint64_t kMostChunksPerBlock = 2;    // both sides of a block stay in a core's second-level cache
-constexpr std::size_t kMostBlocksPerRound = 16384;  // their pieces are in memory at once
+constexpr std::size_t kPieceBytes = 256;            // a described piece takes no more
+constexpr std::size_t kParameterBytes = 512;        // more rounds would locate the shards of all parameters more often
 
 /// Bytes that one round may bring to all processes together.
 std::size_t round_bytes(std::size_t memory_budget) {
@@ -63,6 +64,21 @@ std::uint64_t BlockExchange::block_elements(const ComparedPair& pair) const {
          std::clamp<std::uint64_t>(round_bytes(run_.memory_budget) / 4 / chunk_bytes, 1, kMostChunksPerBlock);
 }
 
+/// An estimate: of its shards a block meets those of its part of the tensor, as if they were rows.
+std::size_t BlockExchange::pieces_per_block(const ComparedPair& pair, std::uint64_t elements) const {
+  const auto side = [&](const std::optional<ComparedTensor>& tensor, const DumpReader* dump) -> std::size_t {
+    if (!tensor || dump == nullptr) return 0;
+    const ParameterEntry& entry = dump->manifest().parameters[tensor->parameter];
+    const std::size_t holders =
+        entry.mesh ? dump->manifest().meshes[*entry.mesh].ranks().size() : entry.ranks.size();
+    const std::size_t alike = std::size_t{tensor->copies} * tensor->addends;
+    const std::size_t shards = std::max<std::size_t>(1, holders / std::max<std::size_t>(1, alike));
+    const std::uint64_t blocks = std::max<std::uint64_t>(1, pair.a->elements / elements);
+    return alike * (shards / blocks + 1);
+  };
+  return side(pair.a, run_.dumps[0]) + side(pair.b, run_.dumps[1]);
+}
+
 int BlockExchange::owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const {
   // In the middle: the ends of a block may belong to neighbours.
   const std::int32_t rank = likely_holder(run_.dumps[0]->manifest(), *pair.a, begin + elements / 2);
@@ -71,21 +87,25 @@ int BlockExchange::owner(const ComparedPair& pair, std::uint64_t begin, std::uin
 
 void BlockExchange::for_each_round(std::span<const std::size_t> pairs,
                                    const std::function<void(std::span<const Block>)>& visit) const {
+  const std::size_t most_bytes = round_bytes(run_.memory_budget);
+  const std::size_t most_described = most_bytes + kParameterBytes * pairs.size();
   std::vector<Block> round;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0, descriptions = 0;
   const auto finish = [&] {
     if (!round.empty()) visit(round);
     round.clear();
-    bytes = 0;
+    bytes = descriptions = 0;
   };
   for (const std::size_t index : pairs) {
     const ComparedPair& pair = pairs_[index];
     const std::uint64_t most = block_elements(pair);
+    const std::size_t pieces = pieces_per_block(pair, most);
     for (std::uint64_t begin = 0; begin < pair.a->elements; begin += most) {
       const std::uint64_t elements = std::min(most, pair.a->elements - begin);
       round.push_back({index, begin, elements, owner(pair, begin, elements)});
       bytes += elements * bytes_per_element(pair);
-      if (bytes >= round_bytes(run_.memory_budget) || round.size() >= kMostBlocksPerRound) finish();
+      descriptions += sizeof(Block) + pieces * kPieceBytes;
+      if (bytes >= most_bytes || descriptions >= most_described) finish();
     }
   }
   finish();

@@ -95,6 +95,7 @@ class BlockExchange {
   }
   [[nodiscard]] std::uint64_t block_elements(const ComparedPair& pair) const;
   [[nodiscard]] std::size_t bytes_per_element(const ComparedPair& pair) const;
+  [[nodiscard]] std::size_t pieces_per_block(const ComparedPair& pair, std::uint64_t elements) const;
   [[nodiscard]] int owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const;
   void describe(std::span<const Block> round, Source& source) const;
   void describe_tensor(std::span<const Block> round, std::size_t first, std::size_t last, const RankFile& file,
