@@ -30,11 +30,9 @@ ExitCode run_clip(Session& session, const CommandLine& line) {
     if (!result.refused) output = line.output.string();
     Report made =
         clip_report("clip", line.dump, dump.manifest(), step, line.clip, result, std::move(output), std::move(facts));
-    if (!result.norm) made.findings = of_labels;  // --total-norm
     session.publish(made, write_summary);
   }
-  const ExitCode code = outcome(result, dump.manifest(), line);
-  return line.common.strict && !of_labels.empty() ? ExitCode::findings : code;
+  return outcome(result, dump.manifest(), line);
 }
 
 int measuring_passes(const CommandLine& line) noexcept {
@@ -56,7 +54,7 @@ ExitCode outcome(const ClipResult& result, const Manifest& manifest, const Comma
     }
     throw Error(ExitCode::nonfinite, std::move(text));
   }
-  const bool found = result.norm && !result.norm->findings.empty();
+  const bool found = !result.findings.empty() || (result.norm && !result.norm->findings.empty());
   return line.common.strict && found ? ExitCode::findings : ExitCode::done;
 }
 

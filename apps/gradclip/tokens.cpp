@@ -55,7 +55,8 @@ std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, Traini
 }
 
 void add_findings(ClipResult& result, const std::vector<Finding>& findings) {
-  if (result.norm) result.norm->findings.insert(result.norm->findings.end(), findings.begin(), findings.end());
+  std::vector<Finding>& all = result.norm ? result.norm->findings : result.findings;
+  all.insert(all.end(), findings.begin(), findings.end());
 }
 
 }  // namespace gradclip

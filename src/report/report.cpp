@@ -233,6 +233,7 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
     report.reference = reference_of(norm->reference, result, manifest.training.grad_norm);
     report.findings = norm->findings;
   }
+  report.findings.insert(report.findings.end(), result.findings.begin(), result.findings.end());
   if (clips) {
     // What the policy kept the gradients from is not what they were multiplied by.
     const bool multiplied = !result.skipped && !result.refused;

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::size_t kMostFindings = 10;
 constexpr std::size_t kMostRows = 20;  // of a list that the JSON has in full
+constexpr double kWorthSaying = 1e-6;  // relative: above what float32 totals are apart
 constexpr std::size_t kLargest = 3;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -69,6 +70,10 @@ void write_reference(const Report& report, const TextStyle& style, std::ostream&
     std::string remark = reference.totals.size() == 1 ? counted(total.ranks.size(), "rank", "ranks with one total")
                                                       : ranks_text(total.ranks);
     if (shown == 1) remark += fmt::format(", {} arithmetic", reference.arithmetic);
+    const double apart = total.total / report.norm->total - 1.0;
+    if (std::isfinite(apart) && std::abs(apart) > kWorthSaying) {
+      remark += fmt::format("; {:.3g} % {} the total norm", 100.0 * std::abs(apart), apart > 0.0 ? "above" : "below");
+    }
     if (reference.totals.size() > 1 && total.coefficient) {
       remark += fmt::format(", coefficient {:.9g}", *total.coefficient);
     }

@@ -190,6 +190,20 @@ def test_total_norm(tool, small, given, total):
     expected = np.float32([[3, 4]]) * np.float32(coefficient)
     assert np.array_equal(shards[0]["layers.0.weight"], expected, equal_nan=True)
     assert all(p["norm"] is None and p["zeros"] is None for p in report["parameters"])
+    assert [(f["kind"], f["value"]) for f in report["findings"]] == (
+        [] if math.isfinite(total) else [("total-nonfinite", given)])
+
+
+def test_a_total_beyond_float64(tool):
+    """No gradient is at fault: the norm type is."""
+    dump = Dump(1, max_norm=1.0)
+    dump.plain("w", np.full(8, 2.0, np.float32))
+    path = dump.write(tool.fresh("dump"))
+    report = tool.norms(path, "--norm-type", "0.001")
+    assert report["norm"]["total"] == "inf"
+    assert [f["kind"] for f in report["findings"]] == ["total-nonfinite"]
+    assert "p = 0.001" in report["findings"][0]["message"] and "becomes" not in report["findings"][0]["message"]
+    assert run(1, "norms", path, "--norm-type", "0.001", "--strict", "--quiet").code == 1
 
 
 def test_no_max_norm_at_all(tool):
