@@ -1,8 +1,7 @@
 #include "gradclip/training/accumulate.hpp"
 
-#include <stdlib.h>
-
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>

@@ -14,9 +14,9 @@
 namespace gradclip {
 namespace {
 
-constexpr std::uint64_t kMostChunksPerBlock = 2;    // both sides of a block stay in a core's second-level cache
-constexpr std::size_t kPieceBytes = 256;            // a described piece takes no more
-constexpr std::size_t kParameterBytes = 512;        // more rounds would locate the shards of all parameters more often
+constexpr std::uint64_t kMostChunksPerBlock = 2;  // both sides of a block stay in a core's second-level cache
+constexpr std::size_t kPieceBytes = 256;          // a described piece takes no more
+constexpr std::size_t kParameterBytes = 512;      // more rounds would locate the shards of all parameters more often
 
 /// Bytes that one round may bring to all processes together.
 std::size_t round_bytes(std::size_t memory_budget) {
@@ -69,8 +69,7 @@ std::size_t BlockExchange::pieces_per_block(const ComparedPair& pair, std::uint6
   const auto side = [&](const std::optional<ComparedTensor>& tensor, const DumpReader* dump) -> std::size_t {
     if (!tensor || dump == nullptr) return 0;
     const ParameterEntry& entry = dump->manifest().parameters[tensor->parameter];
-    const std::size_t holders =
-        entry.mesh ? dump->manifest().meshes[*entry.mesh].ranks().size() : entry.ranks.size();
+    const std::size_t holders = entry.mesh ? dump->manifest().meshes[*entry.mesh].ranks().size() : entry.ranks.size();
     const std::size_t alike = std::size_t{tensor->copies} * tensor->addends;
     const std::size_t shards = std::max<std::size_t>(1, holders / std::max<std::size_t>(1, alike));
     const std::uint64_t blocks = std::max<std::uint64_t>(1, pair.a->elements / elements);

@@ -121,11 +121,10 @@ std::optional<Finding> nonfinite_total(const ClipOptions& options, const ClipRes
   const char* effect = !writes || !result.clipped ? ""
                        : std::isnan(result.total) ? ": every gradient becomes NaN"
                                                   : ": every gradient becomes 0";
-  std::string message =
-      options.total_norm
-          ? fmt::format("the total norm that was given is {}{}", total, effect)
-          : fmt::format("the total norm for p = {} is {} although every gradient is finite{}", result.order.p, total,
-                        effect);
+  std::string message = options.total_norm
+                            ? fmt::format("the total norm that was given is {}{}", total, effect)
+                            : fmt::format("the total norm for p = {} is {} although every gradient is finite{}",
+                                          result.order.p, total, effect);
   return Finding{.kind = "total-nonfinite",
                  .parameter = {},
                  .ranks = {},

@@ -89,7 +89,7 @@ class ClippedWriter {
       if (const auto statistics = noted_statistics(file->note)) kept[i] = KeptFile{file->record, *statistics};
     });
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (kept[i]) kept_.emplace(mine[i], std::move(*kept[i]));
+      if (kept[i]) kept_.emplace(mine[i], *kept[i]);
     }
   }
 

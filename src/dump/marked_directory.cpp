@@ -1,10 +1,9 @@
 #include "gradclip/dump/marked_directory.hpp"
 
-#include <stdio.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <vector>
 
 #include "gradclip/base/error.hpp"

@@ -53,8 +53,9 @@ std::vector<NormsRow> parameter_rows(const Report& report, const TableOptions& o
   for (const std::size_t index : ordered_parameters(report, options)) {
     const ReportParameter& parameter = report.parameters[index];
     if (!parameter.statistics) continue;
-    rows.push_back({printable(parameter.name), parameter.norm.value_or(0.0), parameter.share.value_or(0.0),
-                    &*parameter.statistics, parameter.histogram ? &*parameter.histogram : nullptr});
+    rows.push_back({printable(parameter.name), parameter.norm.value_or(0.0),
+                    parameter.counted ? parameter.share.value_or(0.0) : std::optional<double>(), &*parameter.statistics,
+                    parameter.histogram ? &*parameter.histogram : nullptr});
   }
   return rows;
 }
@@ -116,9 +117,10 @@ void write_norms_table(const Report& report, const TableOptions& options, const 
   for (const NormsRow& row : rows) name_width = std::max(name_width, columns(row.label));
   name_width = name_columns(style, name_width, kNumbers + counts_width);
 
-  const auto text = [&](std::string_view label, double norm, double share, const ReportStatistics& statistics) {
+  const auto text = [&](std::string_view label, double norm, std::optional<double> share,
+                        const ReportStatistics& statistics) {
     return fmt::format("{}{:>{}.6g}{:>{}}{:>{}.6g}{:>{}}{:>{}}{:>{}}{:>{}}", left(label, name_width), norm, kNumber,
-                       percent(share), kShare, statistics.max_abs, kNumber,
+                       share ? percent(*share) : "tied", kShare, statistics.max_abs, kNumber,
                        statistics.elements != 0 ? fmt::format("{:.5g}", statistics.mean) : "-", kNumber,
                        grouped(statistics.zeros), zeros_width, grouped(statistics.nan), nan_width,
                        grouped(statistics.posinf + statistics.neginf), inf_width);

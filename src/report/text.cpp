@@ -72,7 +72,7 @@ void write_reference(const Report& report, const TextStyle& style, std::ostream&
     if (shown == 1) remark += fmt::format(", {} arithmetic", reference.arithmetic);
     const double apart = total.total / report.norm->total - 1.0;
     if (std::isfinite(apart) && std::abs(apart) > kWorthSaying) {
-      remark += fmt::format("; {:.3g} % {} the total norm", 100.0 * std::abs(apart), apart > 0.0 ? "above" : "below");
+      remark += fmt::format(", {:.3g} % {} the total norm", 100.0 * std::abs(apart), apart > 0.0 ? "above" : "below");
     }
     if (reference.totals.size() > 1 && total.coefficient) {
       remark += fmt::format(", coefficient {:.9g}", *total.coefficient);
@@ -254,7 +254,9 @@ void write_coefficient(const Report& report, const TextStyle& style, std::ostrea
 void write_largest(const Report& report, const TextStyle& style, std::ostream& out) {
   constexpr std::size_t kBefore = 48;  // label, value, share
   if (!report.norm->statistics || report.norm->statistics->elements == 0) return;
-  const std::vector<std::size_t> largest = ordered_parameters(report, {ParameterOrder::norm, kLargest});
+  std::vector<std::size_t> largest = ordered_parameters(report, {ParameterOrder::norm, 0});
+  std::erase_if(largest, [&](std::size_t i) { return !report.parameters[i].counted; });  // seen in its first entry
+  largest.resize(std::min(largest.size(), kLargest));
   std::vector<std::string> names;
   std::size_t widest = 0;
   for (const std::size_t index : largest) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,7 +45,7 @@ void line(std::ostream& out, const TextStyle& style, std::string_view label, std
 struct NormsRow {
   std::string label;  ///< printable
   double norm = 0.0;
-  double share = 0.0;
+  std::optional<double> share;  ///< empty: a tied weight that its first entry counts for
   const ReportStatistics* statistics = nullptr;
   const ExponentHistogram* histogram = nullptr;  ///< with --histogram; not by rank
 };

@@ -21,7 +21,6 @@ using Doubles = __m256d;
 using Words = __m256i;
 
 constexpr std::size_t kDoubleLanes = 4;
-constexpr std::size_t kWordLanes = 16;
 constexpr std::size_t kColumns = 16;
 template <typename T>
 constexpr std::size_t kVectorLanes = 32 / sizeof(T);
@@ -249,7 +248,7 @@ GRADCLIP_INLINE void look_up_register(const std::uint8_t* from, std::uint8_t* to
   const Words lower = _mm256_and_si256(x, _mm256_set1_epi8(0x0F));
   Words found = zeros();
 #pragma GCC unroll 16
-  for (int half = 0; half < 16; ++half) {
+  for (std::size_t half = 0; half < 16; ++half) {
     const auto* part = static_cast<const __m128i*>(static_cast<const void*>(table + 16 * half));
     const Words values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(part)), lower);
     const Words here = _mm256_cmpeq_epi8(upper, _mm256_set1_epi8(static_cast<char>(half)));

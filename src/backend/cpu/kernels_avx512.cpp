@@ -255,7 +255,7 @@ GRADCLIP_INLINE void look_up_register(const std::uint8_t* from, std::uint8_t* to
   const Words lower = _mm512_and_si512(x, _mm512_set1_epi8(0x0F));
   Words found = zeros();
 #pragma GCC unroll 16
-  for (int half = 0; half < 16; ++half) {
+  for (std::size_t half = 0; half < 16; ++half) {
     const auto* part = static_cast<const __m128i*>(static_cast<const void*>(table + 16 * half));
     const Words values = _mm512_broadcast_i32x4(_mm_loadu_si128(part));
     const __mmask64 here = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8(static_cast<char>(half)));

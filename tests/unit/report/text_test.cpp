@@ -104,8 +104,10 @@ TEST(Summary, ShowsSeveralTotalsWithTheirRanks) {
   result.coefficient.reset();
   result.coefficients = {0.25, 0.5};
   const std::string text = summary(small_report("clip", result));
-  EXPECT_THAT(text, HasSubstr("ranks saw     40                      ranks 0-2, exact arithmetic, coefficient 0.25\n"));
-  EXPECT_THAT(text, HasSubstr("              4                       rank 3, coefficient 0.5\n"));
+  EXPECT_THAT(text, HasSubstr("ranks saw     40                      ranks 0-2, exact arithmetic, 208 % above the "
+                              "total norm, coefficient 0.25\n"));
+  EXPECT_THAT(
+      text, HasSubstr("              4                       rank 3, 69.2 % below the total norm, coefficient 0.5\n"));
   EXPECT_THAT(text, HasSubstr("coefficient   several"));
 }
 
