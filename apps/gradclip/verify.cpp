@@ -50,8 +50,8 @@ ExitCode run_verify(Session& session, const CommandLine& line) {
   const Verification found = verify_dump(run, options);
 
   publish(session, line, &dump.manifest(),
-          {true, dump.manifest().has_checksum, found.files, found.file_checksums, found.shards, found.shard_checksums,
-           options.complete},
+          {true, dump.manifest().has_checksum, found.files, found.file_checksums, found.files_compared, found.shards,
+           found.shard_checksums, options.complete},
           found.findings);
   return found.findings.empty() ? ExitCode::done : ExitCode::findings;
 }

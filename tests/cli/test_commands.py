@@ -207,6 +207,11 @@ def test_no_max_norm_at_all(tool):
     assert report["norm"]["total"] == 5 and report["clip"]["max_norm"] is None and report["clip"]["coefficient"] is None
     assert report["clip"]["total_after"] == 5 and shards[0]["w"].tolist() == [3, 4]
     assert report["reference"]["totals"] == [{"total": 5.0, "coefficient": None, "ranks": [0]}]
+    for max_norm, why in ((None, "no max norm was recorded or given"), (1.0, "--no-clip")):
+        limited = Dump(1, **({} if max_norm is None else {"max_grad_norm": max_norm}))
+        limited.plain("w", np.float32([3, 4]))
+        text = run(1, "clip", limited.write(tool.fresh("dump")), "-o", tool.fresh("out"), "--no-clip").out
+        assert f"nothing is clipped: {why}\n" in text, text
 
 
 def test_memory_budget_spellings(tool, small):

@@ -72,7 +72,7 @@ def test_a_clean_dump_has_no_findings(tool, write):
     assert report["dump"]["world_size"] == 4 and report["dump"]["parameters"] == 3
     assert report["checked"] == {"manifest": True, "complete": True, "files": 4, "shards": 12}
     some = write.get("checksums", True)
-    assert report["checksums"] == {"manifest": some, "files": 4 * some, "shards": 12 * some}
+    assert report["checksums"] == {"manifest": some, "files": 4 * some, "files_compared": 4 * some, "shards": 12 * some}
     assert "none: clean" in text(path, code=0)
     assert ("nothing vouches for the bits" in text(path, code=0)) == (not some)
     assert text(path, "--quiet", code=0) == ""
