@@ -48,25 +48,45 @@ def write(dataset, stored):
     dataset.attrs.modify("xxh3_64", np.uint64(xxhash.xxh3_64_intdigest(np.ascontiguousarray(stored).tobytes())))
 
 
+class Refused(Exception):
+    """What cannot be done, in one line; nothing was changed."""
+
+
 class Editor:
     def __init__(self, path):
-        self.path, self.manifest = Path(path), json.loads((Path(path) / "manifest.json").read_text(encoding="utf-8"))
+        self.path = Path(path)
+        try:
+            self.manifest = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Refused(f"{path}: no manifest.json that can be read ({error}); expected the directory of a dump")
 
     def open(self, rank):
         return h5py.File(self.path / self.manifest["rank_file"].format(rank=rank), "r+")
 
     def entry(self, name):
-        return next(entry for entry in self.manifest["parameters"] if entry["name"] == name)
+        found = next((entry for entry in self.manifest["parameters"] if entry["name"] == name), None)
+        if found is None:
+            raise Refused(f"--tie {name}: the dump has no parameter of this name")
+        return found
 
     def ranks_of(self, entry):
         return np.ravel(self.manifest["meshes"][entry["mesh"]]["ranks"] if entry["mesh"] else entry["ranks"]).tolist()
 
+    def chosen(self, pattern, ranks):
+        """Entries with the ranks on which they are changed."""
+        entries = [entry for entry in self.manifest["parameters"] if re.search(pattern, entry["name"])]
+        if not entries:
+            raise Refused(f"--parameters {pattern!r}: is found in none of {len(self.manifest['parameters'])} names, "
+                          f"of which the first is {self.manifest['parameters'][0]['name']!r}")
+        chosen = [(entry, set(self.ranks_of(entry)) & set(ranks or self.ranks_of(entry))) for entry in entries]
+        if not any(held for _, held in chosen):
+            raise Refused(f"--ranks {','.join(map(str, ranks))}: none of them holds one of the parameters")
+        return chosen
+
     def change(self, pattern, ranks, expression):
         names = {"np": np, "bf16": bf16, "bf16_sum": bf16_sum, "addend": addend}
-        for entry in self.manifest["parameters"]:
-            if not re.search(pattern, entry["name"]):
-                continue
-            for rank in set(self.ranks_of(entry)) & set(ranks or self.ranks_of(entry)):
+        for entry, held in self.chosen(pattern, ranks):
+            for rank in held:
                 with self.open(rank) as file:
                     dataset, dtype = file["gradients"][link_name(entry["name"])], entry["dtype"]
                     shard = numbers(dataset[()], dtype)
@@ -116,6 +136,14 @@ def main():
     parser.add_argument("--step", type=int)
     parser.add_argument("--logged", type=float, metavar="NORM")
     options = parser.parse_args()
+    try:
+        return edit(options)
+    except Refused as refusal:
+        print(f"edit_dump.py: {refusal}", file=sys.stderr)
+        return 1
+
+
+def edit(options):
     editor = Editor(options.dump)
     if options.to:
         editor.change(options.parameters, options.ranks, options.to)

@@ -27,11 +27,21 @@ bool holds_labels(Communicator& comm, DumpReader& dump) {
   return std::find(all.begin(), all.end(), 1) != all.end();
 }
 
+/// A dump is a directory, which no reader of safetensors files opens.
+void refuse_misleading_name(const std::filesystem::path& output, MergeFormat format) {
+  if (format == MergeFormat::safetensors || output.extension() != ".safetensors") return;
+  throw Error(ExitCode::usage, {.where = "--output " + gradclip::quoted(output.string()),
+                                .found = "a safetensors file's name for a dump, which is a directory",
+                                .expected = "--safetensors with it, or another name",
+                                .advice = {}});
+}
+
 }  // namespace
 
 ExitCode run_merge(Session& session, const CommandLine& line) {
   std::optional<NamePattern> only;
   if (line.merge.only) only.emplace(*line.merge.only, "--only");
+  refuse_misleading_name(line.output, line.merge.format);
   DumpReader dump(line.dump);
   const std::unique_ptr<MergedOutput> output = make_merged_output(dump, line.output, line.overwrite, line.merge.format);
   session.check_report_path(line.dump, line.output);

@@ -185,7 +185,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   return line;
 }
 
-TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options) {
+TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options, bool complete) {
   TrainingStep step = recorded_step(manifest);
   if (options.max_norm) step.max_norm = options.max_norm;
   if (options.no_clip) step.max_norm.reset();
@@ -199,6 +199,8 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   if (options.foreach) step.foreach = *options.foreach;
   if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
   check_step(step, ExitCode::bad_input);  // the command line's own numbers were checked when they were read
+  if (complete && options.ep_axis && !options.ep_axis->empty()) require_ep_axis(manifest, *options.ep_axis);
+  if (complete && options.pp_axis && step.pp_enabled) require_pp_axis(manifest, *options.pp_axis);
   return step;
 }
 

@@ -111,8 +111,8 @@ struct CommandLine {
 [[nodiscard]] CommandLine parse_command_line(int argc, const char* const* argv, const Environment& environment);
 
 /// The recorded step with the options on top. Errors: Error(bad_input) for the manifest's values, Error(usage) for the
-/// options'.
-[[nodiscard]] TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options);
+/// options'. @param complete  ManifestReading::complete: else an axis may be of a mesh that could not be read
+[[nodiscard]] TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options, bool complete = true);
 
 /// "2.1.2"
 [[nodiscard]] std::string cli11_version();

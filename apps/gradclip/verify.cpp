@@ -17,7 +17,7 @@ void publish(Session& session, const CommandLine& line, const Manifest* manifest
 /// What the training step recorded of itself may be wrong too.
 void take_training(const Manifest& manifest, const CommandLine& line, VerifyOptions& options) {
   try {
-    const TrainingStep step = training_step(manifest, line.scale);
+    const TrainingStep step = training_step(manifest, line.scale, options.complete);
     options.order = step.order;
     options.ep_axis_name = step.ep_axis_name;
     if (options.complete) options.pipeline = pipeline_view(manifest, step);
@@ -50,8 +50,8 @@ ExitCode run_verify(Session& session, const CommandLine& line) {
   const Verification found = verify_dump(run, options);
 
   publish(session, line, &dump.manifest(),
-          {true, dump.manifest().has_checksum, found.files, found.file_checksums, found.shards, found.shard_checksums,
-           options.complete},
+          {true, dump.manifest().has_checksum, found.files, found.file_checksums, found.files_compared, found.shards,
+           found.shard_checksums, options.complete},
           found.findings);
   return found.findings.empty() ? ExitCode::done : ExitCode::findings;
 }

@@ -367,6 +367,7 @@ bool refuse_values(const Baseline& measured, const std::vector<Finding>& finding
   });
   if (!refused) return false;
   result.outcome = CheckOutcome::regressed;
+  result.update_refused = options.update;
   result.findings = worst_first(result.entries, findings);
   return true;
 }

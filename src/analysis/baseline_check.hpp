@@ -77,6 +77,7 @@ struct CheckResult {
   std::vector<Finding> changes;                ///< --update: what is new in the baseline, worst first
   std::vector<Finding> findings;               ///< why it did not pass, worst first
   std::optional<Baseline> next;                ///< updated: what to write
+  bool update_refused = false;                 ///< --update, and the values are not ones to write
 
   [[nodiscard]] bool passes() const noexcept { return findings.empty(); }
 };

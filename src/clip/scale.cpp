@@ -1,9 +1,11 @@
 #include "gradclip/clip/scale.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace gradclip {
 namespace {
@@ -14,6 +16,16 @@ void refuse(ExitCode code, const char* what, std::string found, const char* expe
                      .found = std::move(found),
                      .expected = expected,
                      .advice = from_manifest ? "the command line can set another value" : ""});
+}
+
+/// "'a', 'b'": each once.
+std::string quoted_once(const std::vector<std::string>& names) {
+  std::vector<std::string> texts;
+  for (const std::string& name : names) {
+    const std::string text = quoted(name);
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 /// ep_shard's size in the MoE meshes; 1 where they have no such dimension.
@@ -44,6 +56,13 @@ void append_step(ScaleFactors& factors, double divisor, DType dtype, Numerics nu
   factors.numbers[place] = dtype == DType::float64 ? number : static_cast<double>(static_cast<float>(number));
 }
 
+/// Why label tokens that are known do not divide; empty where they do, or where none are known.
+std::string_view why_not_by_tokens(const TrainingStep& step, const ScalePlan& plan) {
+  if (plan.label_token_divisor || step.num_label_tokens.value_or(0) == 0) return {};
+  return step.pp_enabled ? "label tokens divide only where the data-parallel size is known"
+                         : "label tokens divide with pipeline parallelism only";
+}
+
 std::string explain(const TrainingStep& step, const ScalePlan& plan, std::int64_t ep_shard) {
   std::string text;
   if (plan.label_token_divisor) {
@@ -56,7 +75,9 @@ std::string explain(const TrainingStep& step, const ScalePlan& plan, std::int64_
     if (step.expert_tp_replication_factor != 1) text += fmt::format(" × {}", step.expert_tp_replication_factor);
     text += ")";
   }
-  return text;
+  const std::string_view why_not = why_not_by_tokens(step, plan);
+  if (text.empty()) return why_not.empty() ? "none" : fmt::format("none ({})", why_not);
+  return why_not.empty() ? text : fmt::format("{}; {}", text, why_not);
 }
 
 }  // namespace
@@ -78,6 +99,29 @@ void check_step(const TrainingStep& step, ExitCode code) {
   if (step.expert_tp_replication_factor < 1) {
     refuse(code, "expert_tp_replication_factor", fmt::format("{}", step.expert_tp_replication_factor), "1 or more");
   }
+}
+
+void require_ep_axis(const Manifest& manifest, const std::string& axis) {
+  std::vector<std::string> names;
+  for (const DeviceMesh& mesh : manifest.meshes) {
+    if (mesh.dimension(axis)) return;
+    names.insert(names.end(), mesh.dim_names().begin(), mesh.dim_names().end());
+  }
+  throw Error(ExitCode::usage,
+              {.where = "--ep-axis",
+               .found = quoted(axis),
+               .expected = names.empty() ? "none: the dump has no mesh" : "an axis of a mesh: " + quoted_once(names),
+               .advice = {}});
+}
+
+void require_pp_axis(const Manifest& manifest, const std::string& axis) {
+  if (!manifest.device_mesh) return;  // pipeline_view() says so
+  const DeviceMesh& mesh = manifest.meshes[*manifest.device_mesh];
+  if (mesh.dimension(axis)) return;
+  throw Error(ExitCode::usage, {.where = "--pp-axis",
+                                .found = quoted(axis),
+                                .expected = "an axis of the device mesh: " + quoted_once(mesh.dim_names()),
+                                .advice = {}});
 }
 
 TrainingStep recorded_step(const Manifest& manifest) {
@@ -103,7 +147,13 @@ ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numer
     plan.label_token_divisor = static_cast<double>(*step.num_label_tokens) / static_cast<double>(*step.dp_group_size);
   }
   const std::int64_t ep_shard = applies && step.dp_group_size ? ep_shard_size(manifest) : 1;
-  if (applies && !manifest.moe_meshes.empty() && step.dp_group_size) {
+  std::vector<bool>& expert = plan.factors.expert;
+  expert.reserve(manifest.parameters.size());
+  for (const ParameterEntry& parameter : manifest.parameters) {
+    expert.push_back(manifest.is_expert(parameter, step.ep_axis_name));
+  }
+  const bool experts = std::find(expert.begin(), expert.end(), true) != expert.end();
+  if (applies && experts && !manifest.moe_meshes.empty() && step.dp_group_size) {
     plan.expert_divisor = static_cast<double>(*step.dp_group_size) / static_cast<double>(ep_shard) *
                           static_cast<double>(step.expert_tp_replication_factor);
   }
@@ -112,18 +162,15 @@ ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numer
         no_scale ? "none (--no-scale)" : fmt::format("none (the dump's state is {})", name(manifest.state));
   } else {
     plan.explanation = explain(step, plan, ep_shard);
-    if (plan.explanation.empty()) plan.explanation = "none";
   }
 
   plan.factors.of.reserve(manifest.parameters.size());
-  plan.factors.expert.reserve(manifest.parameters.size());
-  for (const ParameterEntry& parameter : manifest.parameters) {
-    const bool expert = manifest.is_expert(parameter, step.ep_axis_name);
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    const DType dtype = manifest.parameters[p].dtype;
     ScaleFactors factors;
-    if (plan.label_token_divisor) append_step(factors, *plan.label_token_divisor, parameter.dtype, numerics);
-    if (plan.expert_divisor && expert) append_step(factors, *plan.expert_divisor, parameter.dtype, numerics);
+    if (plan.label_token_divisor) append_step(factors, *plan.label_token_divisor, dtype, numerics);
+    if (plan.expert_divisor && expert[p]) append_step(factors, *plan.expert_divisor, dtype, numerics);
     plan.factors.of.push_back(factors);
-    plan.factors.expert.push_back(expert);
   }
   return plan;
 }
@@ -154,10 +201,8 @@ PipelineView pipeline_view(const Manifest& manifest, const TrainingStep& step) {
   const DeviceMesh& mesh = manifest.meshes[*manifest.device_mesh];
   const std::optional<std::size_t> dimension = mesh.dimension(step.pp_axis_name);
   if (!dimension) {
-    std::string names;
-    for (const std::string& one : mesh.dim_names()) names += (names.empty() ? "" : ", ") + quoted(one);
     throw Error(ExitCode::bad_input, {.where = fmt::format("manifest.json, mesh {}", quoted(mesh.name())),
-                                      .found = fmt::format("the axes {}", names),
+                                      .found = fmt::format("the axes {}", quoted_once(mesh.dim_names())),
                                       .expected = fmt::format("the pipeline axis {}", quoted(step.pp_axis_name)),
                                       .advice = "name it with --pp-axis, or use --no-pp"});
   }

@@ -35,10 +35,16 @@ inline constexpr double kLargestOrder = 1000.0;
 /// value comes from
 void check_step(const TrainingStep& step, ExitCode code);
 
+/// Refuse the expert axis, or the pipeline axis, of a command line where no mesh, or not the device mesh, has it.
+/// Errors: Error(usage) that names the axes there are.
+void require_ep_axis(const Manifest& manifest, const std::string& axis);
+void require_pp_axis(const Manifest& manifest, const std::string& axis);
+
 struct ScalePlan {
   std::optional<double> label_token_divisor;  ///< num_label_tokens / dp_group_size
-  std::optional<double> expert_divisor;       ///< dp_group_size / ep_shard_size × expert_tp_replication_factor
-  std::string explanation;                    ///< one sentence for people
+  /// dp_group_size / ep_shard_size × expert_tp_replication_factor; empty where no parameter is an expert
+  std::optional<double> expert_divisor;
+  std::string explanation;  ///< one sentence for people
   ParameterFactors factors;
 };
 

@@ -358,7 +358,8 @@ Handle open_file(const std::filesystem::path& path) {
   const std::string text = take_error_text();
   std::string advice;
   std::string_view kind;
-  if (text.find("lock") != std::string::npos) {
+  // Whole phrases: the text of a truncated file has "sblock" in it.
+  if (text.find("unable to lock") != std::string::npos || text.find("file locking") != std::string::npos) {
     advice = "another program may be writing it, or the file system has no locks: then set HDF5_USE_FILE_LOCKING=FALSE";
   } else if (text.find("consistency") != std::string::npos || text.find("already open") != std::string::npos) {
     advice = "its writer did not close it; if no program is writing it any more, `h5clear -s FILE` removes the mark";

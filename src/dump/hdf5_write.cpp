@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::size_t kLeastWriteCacheBytes = std::size_t{256} << 10;
 
+constexpr std::uint64_t kMaxAttributeBytes = std::uint64_t{8} << 20;  // as many integers as are read of one
+
 constexpr ExitCode kWriting = ExitCode::resources;
 
 /// What a callback of the library may not throw through it.
@@ -136,6 +138,13 @@ bool refers_to_objects(hid_t type) {
   return H5Tdetect_class(type, H5T_REFERENCE) > 0;
 }
 
+[[noreturn]] void refuse_large_attribute(std::uint64_t count, std::size_t size, const std::string& where) {
+  throw Error(ExitCode::bad_input, {.where = where,
+                                    .found = fmt::format("declares {} elements of {} bytes", count, size),
+                                    .expected = fmt::format("at most {} bytes", kMaxAttributeBytes),
+                                    .advice = "remove it from the dump"});
+}
+
 void copy_attribute(const Handle& from, const Handle& to, const std::string& name, const std::string& where) {
   const std::string here = where + ", attribute " + quoted(name);
   const Handle attribute = owned(H5Aopen(from.id(), name.c_str(), H5P_DEFAULT), here, "open it");
@@ -148,12 +157,15 @@ void copy_attribute(const Handle& from, const Handle& to, const std::string& nam
                                       .expected = "an attribute that can be copied",
                                       .advice = "remove it from the dump"});
   }
+  const auto count =
+      static_cast<std::uint64_t>(checked(H5Sget_simple_extent_npoints(space.id()), here, "read its shape"));
+  const std::size_t size = H5Tget_size(type.id());
+  if (size == 0 || count > kMaxAttributeBytes / size) refuse_large_attribute(count, size, here);
   const Handle copy = owned(H5Acreate2(to.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT, H5P_DEFAULT), here,
                             "create it", kWriting);
-  const hssize_t count = checked(H5Sget_simple_extent_npoints(space.id()), here, "read its shape");
   if (count == 0) return;
   const bool variable = H5Tdetect_class(type.id(), H5T_VLEN) > 0 || H5Tis_variable_str(type.id()) > 0;
-  std::vector<std::byte> bytes(static_cast<std::size_t>(count) * H5Tget_size(type.id()));
+  std::vector<std::byte> bytes(count * size);
   checked(H5Aread(attribute.id(), type.id(), bytes.data()), here, "read it");
   const herr_t written = H5Awrite(copy.id(), type.id(), bytes.data());
   if (variable) H5Dvlen_reclaim(type.id(), space.id(), H5P_DEFAULT, bytes.data());

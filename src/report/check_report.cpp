@@ -30,6 +30,12 @@ std::string update_summary(const Report& report) {
                      grouped(gone));
 }
 
+/// Whether NaN or infinities are all that stands against a baseline.
+bool is_nonfinite(const Report& report) {
+  return std::none_of(report.findings.begin(), report.findings.end(),
+                      [](const Finding& finding) { return finding.kind == "nothing-seen"; });
+}
+
 }  // namespace
 
 CheckCounts count_items(const CheckResult& check) {
@@ -73,6 +79,10 @@ std::string check_summary(const Report& report) {
                         counted(counts.items_failed + counts.items_passed, "item", "items"),
                         grouped(counts.parameters_failed),
                         counted(counts.parameters_failed + counts.parameters_passed, "parameter", "parameters"));
+  }
+  if (check.update_refused) {
+    text += fmt::format("; not updated: {} was not written{}", printable(check.path),
+                        is_nonfinite(report) ? ", --allow-nonfinite records what is not finite" : "");
   }
   const Finding& worst = report.findings.front();
   return text + fmt::format("; worst: {}{}: {}", printable(worst.kind),

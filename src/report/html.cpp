@@ -161,7 +161,9 @@ std::vector<Tile> norm_tiles(const PageReport& report) {
                    !std::isfinite(*report.total)});
   if (report.recorded) {
     tiles.push_back({"Logged by the step", exact_number(*report.recorded),
-                     report.recorded_distance ? distance_text(*report.recorded_distance) : ""});
+                     report.recorded_distance ? distance_text(*report.recorded_distance)
+                     : report.recorded_type   ? fmt::format("p = {}: not compared", *report.recorded_type)
+                                              : ""});
   }
   if (report.totals.size() > 1) {
     tiles.push_back({"Ranks saw", counted(report.totals.size(), "total", "different totals"),

@@ -442,6 +442,7 @@ void read_reference(const JsonField& root, PageReport& report) {
   });
   if (const std::optional<JsonField> recorded = reference->find("recorded")) {
     report.recorded = optional_number(*recorded, "grad_norm");
+    report.recorded_type = optional_number(*recorded, "norm_type");
     report.recorded_distance = optional_number(*recorded, "distance");
   }
 }
@@ -451,8 +452,10 @@ void read_checked(const JsonField& root, PageReport& report) {
   const JsonField checked = root.at("checked"), checksums = root.at("checksums");
   const bool manifest = checked.at("manifest").boolean();
   const auto complete = checked.find("complete");  // reports of earlier versions have none
+  const DifferingChecksums differ = differing_checksums(report.findings);
   report.checked.emplace_back("Manifest", !manifest                            ? "cannot be used"
                                           : complete && !complete->boolean()   ? "in part left out"
+                                          : differ.manifest                    ? "differs from its checksum"
                                           : checksums.at("manifest").boolean() ? "as its checksum says"
                                                                                : "has no checksum");
   if (!manifest) return;
@@ -461,7 +464,12 @@ void read_checked(const JsonField& root, PageReport& report) {
   report.checked.emplace_back("Rank files read", of(files, report.dump.world_size));
   report.checked.emplace_back("Gradients in them", grouped(shards));
   report.checked.emplace_back("Files with a checksum", of(count(checksums.at("files")), report.dump.world_size));
+  if (checksums.find("files_compared")) {  // reports of earlier versions have none
+    report.checked.emplace_back("Files compared with it", grouped(count(checksums.at("files_compared"))));
+  }
+  report.checked.emplace_back("Files that differ", grouped(differ.files));
   report.checked.emplace_back("Gradients with a checksum", of(count(checksums.at("shards")), shards));
+  report.checked.emplace_back("Gradients that differ", grouped(differ.gradients));
 }
 
 }  // namespace
@@ -515,6 +523,7 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
     read_parts(root, report);
     each(root, "parameters", [&](const JsonField& field) { report.parameters.push_back(read_parameter(field)); });
   }
+  each(root, "findings", [&](const JsonField& field) { report.findings.push_back(read_finding(field)); });
   read_checked(root, report);
   if (const std::optional<JsonField> training = root.find("training")) {
     for (const char* key : {"state", "producer"}) report.contents.emplace_back(key, text(root, key));
@@ -522,7 +531,6 @@ PageReport read_page_report(std::string_view json_report, const std::string& whe
   }
   if (const std::optional<JsonField> labels = root.find("labels")) add_facts(*labels, "", report.contents);
   read_check(root, report);
-  each(root, "findings", [&](const JsonField& field) { report.findings.push_back(read_finding(field)); });
   return report;
 }
 

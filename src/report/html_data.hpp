@@ -185,6 +185,7 @@ struct PageReport {
   std::string note;
   std::vector<PageReferenceTotal> totals;
   std::optional<double> recorded;
+  std::optional<double> recorded_type;  ///< its p, where another one was measured
   std::optional<double> recorded_distance;
 
   std::vector<PageMesh> meshes;

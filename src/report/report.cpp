@@ -175,12 +175,15 @@ std::optional<double> distance(double recorded, double total) {
   return std::abs(recorded - total) / std::abs(recorded);
 }
 
-ReportReference reference_of(const ReferenceView& view, const ClipResult& result, std::optional<double> recorded) {
+ReportReference reference_of(const ReferenceView& view, const ClipResult& result, const TrainingRecord& training) {
   ReportReference reference;
   reference.arithmetic = view.arithmetic;
   reference.note = view.note;
-  reference.recorded = recorded;
-  if (recorded) reference.recorded_distance = distance(*recorded, result.norm->total);
+  reference.recorded = training.grad_norm;
+  const double type = training.norm_type.value_or(2.0);
+  if (training.grad_norm && type != result.order.p) reference.recorded_type = type;
+  const std::optional<double> comparable = reference.recorded_type ? std::nullopt : training.grad_norm;
+  if (comparable) reference.recorded_distance = distance(*comparable, result.norm->total);
   for (std::size_t i = 0; i < view.totals.size(); ++i) {
     const RankTotal& seen = view.totals[i];
     ReportReferenceTotal& total = reference.totals.emplace_back();
@@ -191,8 +194,8 @@ ReportReference reference_of(const ReferenceView& view, const ClipResult& result
     } else if (result.max_norm) {
       total.coefficient = clip_coefficient(seen.total, *result.max_norm, seen.dtype, /*as_reference=*/true);
     }
-    if (!recorded) continue;
-    const std::optional<double> apart = distance(*recorded, seen.total);
+    if (!comparable) continue;
+    const std::optional<double> apart = distance(*comparable, seen.total);
     if (apart && (!reference.recorded_distance_reference || *apart < *reference.recorded_distance_reference)) {
       reference.recorded_distance_reference = apart;
       reference.recorded_nearest = i;
@@ -230,15 +233,20 @@ Report clip_report(std::string command, const std::filesystem::path& dump, const
   if (norm != nullptr) {
     report.norm->statistics = statistics_of(norm->statistics);
     if (norm->histograms) report.norm->histogram = norm->histograms->total;
-    report.reference = reference_of(norm->reference, result, manifest.training.grad_norm);
+    report.reference = reference_of(norm->reference, result, manifest.training);
     report.findings = norm->findings;
   }
   report.findings.insert(report.findings.end(), result.findings.begin(), result.findings.end());
   if (clips) {
     // What the policy kept the gradients from is not what they were multiplied by.
     const bool multiplied = !result.skipped && !result.refused;
-    report.clip = ReportClip{result.max_norm, multiplied ? result.coefficient : std::nullopt, result.clipped,
-                             result.skipped,  std::string(name(options.nonfinite)),           result.total_after};
+    report.clip = ReportClip{result.max_norm,
+                             !result.max_norm && manifest.training.max_grad_norm,
+                             multiplied ? result.coefficient : std::nullopt,
+                             result.clipped,
+                             result.skipped,
+                             std::string(name(options.nonfinite)),
+                             result.total_after};
   }
   return report;
 }

@@ -107,6 +107,7 @@ struct ReportNorm {
 
 struct ReportClip {
   std::optional<double> max_norm;
+  bool declined = false;              ///< a max norm was recorded, and --no-clip is why there is none
   std::optional<double> coefficient;  ///< empty: nothing is clipped, or recorded ranks have several
   bool clipped = false;
   bool skipped = false;               ///< not clipped because the total is not finite
@@ -126,6 +127,8 @@ struct ReportReference {
   std::string note;        ///< why not the arithmetic that was asked for; else empty
   std::vector<ReportReferenceTotal> totals;
   std::optional<double> recorded;  ///< training.grad_norm
+  /// Its p, where another one was measured; then nothing is compared with it.
+  std::optional<double> recorded_type;
   /// |recorded − x| / |recorded| for x = norm.total and for the nearest of `totals`; empty without a finite pair.
   std::optional<double> recorded_distance;
   std::optional<double> recorded_distance_reference;
@@ -241,6 +244,7 @@ struct ReportVerification {
   bool manifest_checksum = false;     ///< whether it has one
   std::uint64_t files = 0;            ///< rank files that could be read
   std::uint64_t file_checksums = 0;   ///< rank files of which the manifest has a checksum
+  std::uint64_t files_compared = 0;   ///< of them those that are there and were compared with it
   std::uint64_t shards = 0;           ///< gradients that were found in them
   std::uint64_t shard_checksums = 0;  ///< of them with a checksum of their own
   bool complete = true;               ///< nothing of the manifest had to be left out

@@ -116,6 +116,7 @@ void write_reference(JsonWriter& json, const ReportReference& reference) {
   json.close();
   json.open_member("recorded", '{', Layout::one_line);
   json.member("grad_norm", reference.recorded);
+  if (reference.recorded_type) json.member("norm_type", *reference.recorded_type);
   json.member("distance", reference.recorded_distance);
   json.member("distance_to_nearest_reference", reference.recorded_distance_reference);
   json.close();
@@ -240,6 +241,7 @@ void write_verification(JsonWriter& json, const ReportVerification& verification
   json.open_member("checksums", '{', Layout::one_line);
   json.member("manifest", verification.manifest_checksum);
   json.member("files", verification.file_checksums);
+  json.member("files_compared", verification.files_compared);
   json.member("shards", verification.shard_checksums);
   json.close();
 }

@@ -46,6 +46,7 @@ void write_recorded(const Report& report, const TextStyle& style, std::ostream& 
   if (!report.reference || !report.reference->recorded) return;
   const ReportReference& reference = *report.reference;
   std::string remark = "logged by the training step";
+  if (reference.recorded_type) remark += fmt::format("; of p = {}, so it is not compared", *reference.recorded_type);
   if (reference.recorded_distance) {
     remark += "; relative distance " + distance_text(*reference.recorded_distance);
     if (reference.recorded_distance_reference &&
@@ -230,7 +231,8 @@ void write_coefficient(const Report& report, const TextStyle& style, std::ostrea
   const ReportClip& clip = *report.clip;
   const std::string limit = clip.max_norm ? fmt::format("max norm {}", *clip.max_norm) : "";
   if (!clip.max_norm) {
-    line(out, style, "coefficient", "none", "nothing is clipped: no max norm was recorded or given");
+    line(out, style, "coefficient", "none",
+         clip.declined ? "nothing is clipped: --no-clip" : "nothing is clipped: no max norm was recorded or given");
   } else if (clip.skipped) {
     line(out, style, "coefficient", "none", limit + ": not clipped, the total is not finite (--nonfinite skip)",
          Ink::warning);

@@ -59,6 +59,14 @@ void write_histograms(const Report& report, const TableOptions& options, const T
 /// The steps with their totals, and what each max_norm would have done. @pre --sweep
 void write_sweep_tables(const Report& report, const TextStyle& style, std::ostream& out);
 
+/// What the findings of `verify` say of checksums.
+struct DifferingChecksums {
+  bool manifest = false;
+  std::uint64_t files = 0;
+  std::uint64_t gradients = 0;  ///< of all ranks
+};
+[[nodiscard]] DifferingChecksums differing_checksums(std::span<const Finding> findings) noexcept;
+
 /// The command, the dump and its size, with an empty line under it.
 void write_head(const Report& report, const TextStyle& style, std::ostream& out);
 /// How many findings, and the first of them.

@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::size_t kMostOfAKind = 20;
 
-std::string checksums_text(const Report& report) {
+/// What there is to compare with.
+std::string recorded_text(const Report& report) {
   const ReportVerification& checked = *report.verification;
   if (!checked.manifest_checksum && checked.file_checksums == 0 && checked.shard_checksums == 0) {
     return "none: nothing vouches for the bits";
@@ -22,9 +23,25 @@ std::string checksums_text(const Report& report) {
     return fmt::format("{} of {}", some == 0 ? "none" : grouped(some), counted(all, one, many));
   };
   return fmt::format(
-      "{}, {}, {}", checked.manifest_checksum ? "the manifest" : "none of the manifest",
+      "recorded of {}, {}, {}", checked.manifest_checksum ? "the manifest" : "none of the manifest",
       of(checked.file_checksums, static_cast<std::uint64_t>(report.dump.world_size), "rank file", "rank files"),
       of(checked.shard_checksums, checked.shards, "gradient", "gradients"));
+}
+
+/// What comparing found; empty where there was nothing to compare.
+std::string compared_text(const Report& report) {
+  const DifferingChecksums differ = differing_checksums(report.findings);
+  std::vector<std::string> parts;
+  if (differ.manifest) parts.emplace_back("the manifest differs");
+  if (report.verification->file_checksums != 0) {
+    parts.push_back(fmt::format("{} compared, {}",
+                                counted(report.verification->files_compared, "rank file", "rank files"),
+                                differ.files == 0   ? "none differs"
+                                : differ.files == 1 ? "1 differs"
+                                                    : grouped(differ.files) + " differ"));
+  }
+  if (differ.gradients != 0) parts.push_back(counted(differ.gradients, "gradient differs", "gradients differ"));
+  return comma_separated(parts);
 }
 
 void write_finding(const Finding& finding, std::ostream& out) {
@@ -37,6 +54,21 @@ void write_finding(const Finding& finding, std::ostream& out) {
 
 }  // namespace
 
+DifferingChecksums differing_checksums(std::span<const Finding> findings) noexcept {
+  DifferingChecksums differ;
+  for (const Finding& finding : findings) {
+    if (finding.kind != "checksum") continue;
+    if (!finding.parameter.empty()) {
+      differ.gradients += finding.ranks.size();
+    } else if (finding.ranks.empty()) {
+      differ.manifest = true;
+    } else {
+      ++differ.files;
+    }
+  }
+  return differ;
+}
+
 void write_verification(const Report& report, const TextStyle& style, std::ostream& out) {
   const ReportVerification& checked = *report.verification;
   if (checked.manifest) {
@@ -45,7 +77,8 @@ void write_verification(const Report& report, const TextStyle& style, std::ostre
     line(out, style, "read",
          fmt::format("{}, {} in them", counted(checked.files, "rank file", "rank files"),
                      counted(checked.shards, "gradient", "gradients")));
-    line(out, style, "checksums", checksums_text(report));
+    line(out, style, "checksums", recorded_text(report));
+    if (const std::string compared = compared_text(report); !compared.empty()) line(out, style, "", compared);
   } else {
     out << paint(style, Ink::strong, "gradclip verify") << ' ' << printable(report.dump.path) << "\n\n";
     line(out, style, "read", "the manifest only: it cannot be used");

@@ -48,6 +48,7 @@ class ReplyTaker {
     }
     take_names(check.none);
     check.file_checksum = taker_.number() != 0;
+    check.file_compared = taker_.number() != 0;
     check.shards = static_cast<std::uint64_t>(taker_.number());
     check.shard_checksums = static_cast<std::uint64_t>(taker_.number());
   }
@@ -113,6 +114,7 @@ std::string packed(const CheckReply& reply) {
   }
   put_names(bytes, check.none);
   put(bytes, std::int64_t{check.file_checksum});
+  put(bytes, std::int64_t{check.file_compared});
   put(bytes, static_cast<std::int64_t>(check.shards));
   put(bytes, static_cast<std::int64_t>(check.shard_checksums));
   return bytes;

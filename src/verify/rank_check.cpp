@@ -75,7 +75,8 @@ class RankChecker {
     if (!exists_) return std::nullopt;
     std::optional<ErrorText> wrong;
     unreadable_ = !attempt(std::nullopt, [&] { wrong = check_whole_file(dump_.directory(), manifest_, rank_); });
-    vouched_ = !unreadable_ && !wrong && result_.file_checksum;
+    result_.file_compared = !unreadable_ && result_.file_checksum;
+    vouched_ = result_.file_compared && !wrong;
     if (!wrong) return std::nullopt;
     return fmt::format("{}; expected {}", wrong->found, wrong->expected);
   }

@@ -34,6 +34,7 @@ struct RankCheck {
   std::vector<OddShard> odd;          ///< ascending by parameter
   std::vector<ShardName> none;        ///< of parameters with an addend of max, min or product
   bool file_checksum = false;         ///< whether the manifest has one
+  bool file_compared = false;         ///< whether the file's own could be formed and was compared with that
   std::uint64_t shards = 0;           ///< that were found
   std::uint64_t shard_checksums = 0;  ///< of them with a checksum of their own
 };

@@ -114,7 +114,7 @@ class Verifier {
     std::vector<ShardName> unusable, none;
     std::vector<OddShard> odd;
     struct Counts {
-      std::uint64_t files, file_checksums, shards, shard_checksums;
+      std::uint64_t files, file_checksums, files_compared, shards, shard_checksums;
     } counts{};
     if (me == 0) check_directory(run_.dump, faults);
     for (std::size_t first = 0; first < ranks.size(); first += kRanksPerCheck) {
@@ -130,6 +130,7 @@ class Verifier {
         none.insert(none.end(), check.none.begin(), check.none.end());
         counts.files += check.readable ? 1 : 0;
         counts.file_checksums += check.file_checksum ? 1 : 0;
+        counts.files_compared += check.file_compared ? 1 : 0;
         counts.shards += check.shards;
         counts.shard_checksums += check.shard_checksums;
       }
@@ -137,6 +138,7 @@ class Verifier {
     for (const Counts& theirs : gather_value(run_.comm, counts)) {
       verification_.files += theirs.files;
       verification_.file_checksums += theirs.file_checksums;
+      verification_.files_compared += theirs.files_compared;
       verification_.shards += theirs.shards;
       verification_.shard_checksums += theirs.shard_checksums;
     }

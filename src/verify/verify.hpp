@@ -26,6 +26,7 @@ struct Verification {
   std::vector<Finding> findings;      ///< worst first (kKindsWorstFirst), then whole files, then manifest order
   std::uint64_t files = 0;            ///< rank files that could be read
   std::uint64_t file_checksums = 0;   ///< rank files of which the manifest has a checksum
+  std::uint64_t files_compared = 0;   ///< of them those that are there and were compared with it
   std::uint64_t shards = 0;           ///< gradients that were found in them
   std::uint64_t shard_checksums = 0;  ///< of them with a checksum of their own
 };

@@ -176,7 +176,8 @@ def verify(findings=None, world_size=64):
 
 def check(outcome=None):
     """Norms against a baseline; every seventh parameter's is another one unless the outcome says that all is well."""
-    items = [{"parameter": None, "item": "norm", "status": "passed", "expected": 7.5, "found": 7.5, "deviation": 0, "allowed": 7.5e-6}]
+    items = [{"parameter": None, "item": "norm", "status": "passed", "expected": 7.5, "found": 7.5, "deviation": 0, "allowed": 7.5e-6},
+             {"parameter": None, "item": "zeros", "status": "passed", "expected": 7355310, "found": 7355311, "deviation": 1e-7, "allowed": 7}]
     findings = []
     for i, name in enumerate(model_names(4)):
         wrong = outcome is None and i % 7 == 0

@@ -212,7 +212,9 @@ def test_nonfinite_values_come_before_the_baseline(good, tool):
             assert report["outcome"] == "regressed" and kinds(report) == ["nonfinite"] and report["baseline"] is None
             assert finding(report, "nonfinite")["index"] == [5, 2] and finding(report, "nonfinite")["ranks"] == [1]
             assert (baseline.read_bytes() if baseline.exists() else None) == before
-    assert run(3, "check", path, "--baseline", absent, "--update").code == 1 and not absent.exists()
+    result = run(3, "check", path, "--baseline", absent, "--update")
+    assert result.code == 1 and not absent.exists()
+    assert f"not updated: {absent} was not written, --allow-nonfinite records" in result.out.splitlines()[0], result
 
     report = check(path, absent, "--update", "--allow-nonfinite")
     assert report["outcome"] == "updated"

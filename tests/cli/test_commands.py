@@ -161,8 +161,11 @@ def test_toggles(tool):
     assert divisor("--no-scale") is None and divisor("--num-label-tokens", "0") is None
     assert divisor("--num-label-tokens", "2", "--dp-group-size", "8") == 0.25
     assert divisor("--pp-axis", "other") == 2.0
-    refused(1, 3, path, "--pp-axis", "absent", out=tool.fresh("out"), mentions=["absent"])
-    refused(4, 3, path, "--pp-axis", "absent", out=tool.fresh("out"), mentions=["absent"])
+    refused(1, 2, path, "--pp-axis", "absent", out=tool.fresh("out"),
+            mentions=["--pp-axis: 'absent'; expected an axis of the device mesh: 'pp', 'other'"])
+    refused(4, 2, path, "--pp-axis", "absent", out=tool.fresh("out"), mentions=["absent"])
+    rewritten = run(1, "norms", path, "--no-pp").out
+    assert "\nscale         none (label tokens divide with pipeline parallelism only)\n" in rewritten
     assert tool.norms(path, "--no-foreach", "--use-torch-clip-grad-norm")["norm"]["total"] == 4.0
 
 
@@ -177,6 +180,11 @@ def test_expert_options(tool):
     assert report["norm"]["total"] == 12 and report["parameters"][0]["expert"] is True
     report = tool.norms(path, "--ep-axis", "ep", "--expert-tp-replication-factor", "3", "--dp-group-size", "1")
     assert report["norm"]["total"] == 8 and report["scale"]["expert_divisor"] == 3.0
+    report = tool.norms(path, "--ep-axis", "")
+    assert report["norm"]["total"] == 24 and report["scale"]["expert_divisor"] is None
+    assert report["scale"]["explanation"] == "none"
+    refused(1, 2, path, "norms", path, "--ep-axis", "nosuch",
+            mentions=["--ep-axis: 'nosuch'; expected an axis of a mesh: 'ep_shard', 'ep'"])
 
 
 @pytest.mark.parametrize("given, total", [("0x1.ap+3", 13.0), ("13", 13.0), ("1.3e1", 13.0), ("0X1.AP3", 13.0), ("26", 26.0),
@@ -213,6 +221,11 @@ def test_no_max_norm_at_all(tool):
     assert report["norm"]["total"] == 5 and report["clip"]["max_norm"] is None and report["clip"]["coefficient"] is None
     assert report["clip"]["total_after"] == 5 and shards[0]["w"].tolist() == [3, 4]
     assert report["reference"]["totals"] == [{"total": 5.0, "coefficient": None, "ranks": [0]}]
+    for max_norm, why in ((None, "no max norm was recorded or given"), (1.0, "--no-clip")):
+        limited = Dump(1, **({} if max_norm is None else {"max_grad_norm": max_norm}))
+        limited.plain("w", np.float32([3, 4]))
+        text = run(1, "clip", limited.write(tool.fresh("dump")), "-o", tool.fresh("out"), "--no-clip").out
+        assert f"nothing is clipped: {why}\n" in text, text
 
 
 def test_memory_budget_spellings(tool, small):

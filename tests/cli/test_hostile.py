@@ -331,6 +331,20 @@ def test_much_out_of_little_stays_within_the_budget(tool, resting):
     assert result.peak < resting + (64 << 20) + (96 << 20), f"{result.peak >> 20} MiB"
 
 
+def test_an_attribute_of_more_than_is_copied(tool, resting):
+    path = simple(tool, checksums=False)
+    with h5py.File(path / "rank_00000.h5", "r+", libver="latest") as file:
+        stored = file["gradients/w"]
+        values, attributes = stored[()], dict(stored.attrs)
+        del file["gradients/w"]
+        made = file["gradients"].create_dataset("w", data=values)
+        made.attrs.update(attributes)
+        made.attrs["history"] = np.zeros((8 << 20) // 8 + 1)
+    out = tool.fresh("out")
+    result = refused_cheaply(resting, path, "clip", path, "-o", out)
+    assert "'history'" in result.err and "at most 8388608 bytes" in result.err and not out.exists()
+
+
 BILLION = 1 << 30
 EMPTY = {
     "contiguous, never allocated": lambda f, p: f.create_dataset(p, shape=(BILLION,), dtype="<f4"),

@@ -506,6 +506,8 @@ def test_outputs(tool, more):
                        (tool.folder, "contains")):
         refused(1, 2, dump, "merge", dump, "-o", place, *more, mentions=[why])
     refused(1, 2, dump, "merge", dump, *more, mentions=["--output OUT is missing"])
+    if not more:
+        refused(1, 2, dump, "merge", dump, "-o", tool.folder / "x.safetensors", mentions=["--safetensors with it"])
     refused(1, 2, dump, "merge", dump, "-o", tool.folder / "no" / "out", *more, mentions=["does not exist"])
     refused(1, 2, dump, "merge", dump, "-o", out, "--only", "nobody", *more, mentions=["--only", "no parameter"])
     refused(1, 2, dump, "merge", dump, "-o", out, "--only", "(", *more, mentions=["--only"])

@@ -61,6 +61,8 @@ def test_every_page_opens_without_a_complaint_or_a_request(name, browser, make_p
     with browser.open(make_page(report, name)) as page:
         assert page.texts("header .command") == [f"gradclip {report['command']}"]
         assert page.run("document.querySelectorAll('svg.chart').length") >= (0 if name in ("clean", "check", "passed", "empty") else 1)
+        if name == "check":  # what is exact is shown in full
+            assert {"7,355,310", "7,355,311"} <= set(page.texts("tbody td"))
         # Every chart says what it is, and none is wider than the page.
         assert all(page.run("[...document.querySelectorAll('svg.chart')].map((each) => each.getAttribute('aria-label'))"))
         assert page.run("document.documentElement.scrollWidth <= window.innerWidth")

@@ -385,8 +385,10 @@ def test_a_logged_norm_that_no_total_explains(tool, dtype, off):
             float(logged), nan_ok=True)
         assert ("every recorded gradient is finite" in found["message"]) is isinstance(logged, str), found
     # What was measured is not what was logged.
-    for arguments in (["--norm-type", "1"], ["--no-scale"], ["--ep-axis", "other"], ["--num-label-tokens", "7"]):
+    for arguments in (["--norm-type", "1"], ["--no-scale"], ["--num-label-tokens", "7"]):
         assert report_of(123.0, *arguments)["findings"] == [], arguments
+    other = report_of(norm, "--norm-type", "1")["reference"]["recorded"]
+    assert other == {"grad_norm": norm, "norm_type": 2.0, "distance": None, "distance_to_nearest_reference": None}
     assert report_of(123.0, "--norm-type", "2")["findings"] != []
     dump = Dump(2, max_grad_norm=1.0, grad_norm=123.0)
     dump.plain("weight", whole * np.float32(np.nan))

@@ -141,3 +141,16 @@ def test_five_situations_with_the_commands_for_them():
     assert {"norms", "verify", "diff", "check", "merge", "report", "clip", "synth", "--histogram", "--sweep"} <= used
     for title, section in sections().items():  # one that was written without its "$ " would not be run
         assert len(re.findall(r"^    [$>] ", section, re.MULTILINE)) == sum(c.count("\n") + 1 for c in text[title]), title
+
+
+def test_a_fault_that_cannot_be_made_is_refused_in_one_line(tmp_path):
+    dump = shutil.copytree(ROOT / "testdata" / "golden" / "ddp" / "dump", tmp_path / "dump")
+    before = {file.name: file.read_bytes() for file in dump.iterdir()}
+    for path, words, mention in ((tmp_path / "none", ["--to", "g"], "expected the directory of a dump"),
+                                 (dump, ["--parameters", "zzz", "--to", "g * 2"], "'zzz': is found in none of"),
+                                 (dump, ["--tie", "zzz", "yyy"], "--tie zzz"),
+                                 (dump, ["--ranks", "99", "--to", "g * 2"], "--ranks 99")):
+        result = subprocess.run([sys.executable, "-B", ROOT / "scripts" / "edit_dump.py", path, *words],
+                                capture_output=True, text=True, check=False)
+        assert result.returncode == 1 and result.stderr.count("\n") == 1 and mention in result.stderr, result
+    assert {file.name: file.read_bytes() for file in dump.iterdir()} == before

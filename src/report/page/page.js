@@ -39,6 +39,7 @@
     number: {
       show: (cell) => {
         const number = numberOf(cell);
+        if (typeof cell === "string" && /^-?\d+$/.test(cell)) return grouping.format(BigInt(cell));  // exact: in full
         return typeof cell === "string" && Number.isNaN(number) ? cell : shortNumber(number);
       },
       style: (cell) => (["nan", "inf", "-inf"].includes(cell) ? "alarm-text" : ""),
