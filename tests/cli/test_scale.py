@@ -84,7 +84,7 @@ def test_rank_files_are_opened_a_few_times(tmp_path, command):
 def test_a_replay_opens_files_a_few_times(tmp_path):
     """Not for each of the sums that a rank's gradients are part of: 8 ranks' copies, and 8 ranks' slices."""
     dump, out, log = tmp_path / "dump", tmp_path / "out", tmp_path / "trace"
-    ranks, parameters, elements = 32, 128, 16
+    ranks, parameters, elements = 8, 192, 16
     scale_dumps.make(dump, ranks, parameters, elements, kinds=("partial",))
     manifest = json.loads((dump / "manifest.json").read_text())
     manifest["microbatch"] = {"index": 0, "count": 1}
