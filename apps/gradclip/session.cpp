@@ -238,6 +238,7 @@ AccumulateRun Session::run_over(const MicrobatchDumps& dumps) {
   double mine = 0.0;
   for (const std::unique_ptr<DumpReader>& dump : dumps) {
     limit_open_files(*dump, memory_budget_ / 4 / dumps.size());
+    dump->keep_at_most(dump->capacity() / dumps.size());  // descriptors are for all of them together
     mine += bytes_of_process(dump->manifest(), plan_work(dump->manifest(), comm_.size()));
   }
   if (speaks()) run.progress = begin_progress(mine);
