@@ -51,6 +51,12 @@ void check_storage(const CommandLine& line, const Values& values) {
   refuse(stored->second, "one of float64, float32, float16, bfloat16", "float8 gradients have scales of their own");
 }
 
+/// Each host has an OUT.partial of its own: no run can tell whether all of them are of the same earlier one.
+void check_resume(const CommandLine& line, const Values& values) {
+  if (!line.resume || line.common.locality != Locality::files) return;
+  refuse_both(values.find("resume")->second, values.find("locality")->second);
+}
+
 /// How two dumps are compared is for a replay that --check compares.
 void check_comparison(const CommandLine& line, const Values& values) {
   if (line.command != Command::accumulate || line.checked) return;
@@ -177,6 +183,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   check_labels(line, values);
   check_storage(line, values);
   check_comparison(line, values);
+  check_resume(line, values);
   check_sweep(line, values);
   check_report_format(command, values);
   check_required(line, command);

@@ -233,10 +233,12 @@ DiffRun Session::run_over(DumpReader& a, DumpReader* b, const char* why) {
 AccumulateRun Session::run_over(const MicrobatchDumps& dumps) {
   Backend& device = *backend().backend;
   const bool on_device = device.describe().working_space == MemorySpace::device;
-  AccumulateRun run{dumps, comm(), device, threads_, (on_device ? device_memory_budget_ : memory_budget_) / 2, {}};
+  AccumulateRun run{dumps, comm(),        device, threads_, (on_device ? device_memory_budget_ : memory_budget_) / 2,
+                    {},    memory_budget_};
   double mine = 0.0;
   for (const std::unique_ptr<DumpReader>& dump : dumps) {
     limit_open_files(*dump, memory_budget_ / 4 / dumps.size());
+    dump->keep_at_most(dump->capacity() / dumps.size());  // descriptors are for all of them together
     mine += bytes_of_process(dump->manifest(), plan_work(dump->manifest(), comm_.size()));
   }
   if (speaks()) run.progress = begin_progress(mine);

@@ -150,6 +150,8 @@ struct StoredChunk {
 /// @param link_bytes  of all names that its groups will have. The library keeps them in one piece, which has to stay in
 ///                    the metadata cache: else it is written, and moved to the file's end, again and again.
 [[nodiscard]] Handle create_file(const std::filesystem::path& path, std::uint64_t link_bytes);
+/// One that was made and closed, opened again for writing. Errors: Error(resources).
+[[nodiscard]] Handle reopen_file(const std::filesystem::path& path);
 [[nodiscard]] Handle create_group(const Handle& location, const std::string& name, const std::string& where);
 /// A dataset of the same type, shape, storage and filters as `like`; allocated early if contiguous, never filled,
 /// without object times. @return with handle, offset, storage and address filled in.

@@ -200,6 +200,13 @@ Handle create_file(const std::filesystem::path& path, std::uint64_t link_bytes) 
   return owned(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.id()), path.string(), "create it", kWriting);
 }
 
+Handle reopen_file(const std::filesystem::path& path) {
+  const auto lock = lock_library();
+  const Handle access = owned(H5Pcreate(H5P_FILE_ACCESS), path.string(), "open it", kWriting);
+  limit_metadata_cache(access, kLeastWriteCacheBytes, path.string());
+  return owned(H5Fopen(path.c_str(), H5F_ACC_RDWR, access.id()), path.string(), "open it", kWriting);
+}
+
 Handle create_group(const Handle& location, const std::string& name, const std::string& where) {
   const auto lock = lock_library();
   return owned(H5Gcreate2(location.id(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), where, "create it",

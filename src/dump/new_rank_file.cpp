@@ -16,8 +16,6 @@ namespace gradclip {
 
 struct NewRankFile::State {
   std::filesystem::path path;
-  hdf5::Handle file;
-  hdf5::Handle group;
   std::vector<std::string> links;
   std::vector<std::uint64_t> addresses;  // of the datasets, as objects
   std::vector<std::uint64_t> offsets;    // of their data
@@ -48,17 +46,17 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
   const auto lock = hdf5::lock_library();
   std::uint64_t link_bytes = 0;
   for (const NewGradient& gradient : gradients) link_bytes += hdf5::link_bytes(gradient.dataset);
-  state.file = hdf5::create_file(state.path, link_bytes);
-  hdf5::write_text_attribute(state.file, "format", "gradclip.dump", here);
-  hdf5::write_integer_attribute(state.file, "version", 1, here);
-  hdf5::write_integer_attribute(state.file, "rank", head.rank, here);
-  hdf5::write_integer_attribute(state.file, "world_size", head.world_size, here);
-  if (head.step) hdf5::write_integer_attribute(state.file, "step", *head.step, here);
-  state.group = hdf5::create_group(state.file, "gradients", here + ", /gradients");
+  hdf5::Handle file = hdf5::create_file(state.path, link_bytes);
+  hdf5::write_text_attribute(file, "format", "gradclip.dump", here);
+  hdf5::write_integer_attribute(file, "version", 1, here);
+  hdf5::write_integer_attribute(file, "rank", head.rank, here);
+  hdf5::write_integer_attribute(file, "world_size", head.world_size, here);
+  if (head.step) hdf5::write_integer_attribute(file, "step", *head.step, here);
+  hdf5::Handle gradients_group = hdf5::create_group(file, "gradients", here + ", /gradients");
   for (const NewGradient& gradient : gradients) {
     const std::string where = state.where(gradient.dataset);
     const hdf5::Dataset made =
-        hdf5::create_gradient(state.group, gradient.dataset, gradient.dtype, gradient.shape, where);
+        hdf5::create_gradient(gradients_group, gradient.dataset, gradient.dtype, gradient.shape, where);
     if (gradient.scale_inv) hdf5::write_float_attribute(made.handle, "scale_inv", *gradient.scale_inv, where);
     hdf5::write_unsigned_attribute(made.handle, "xxh3_64", 0, where);
     state.links.push_back(gradient.dataset);
@@ -66,15 +64,17 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
     state.bytes.push_back(made.elements() * size_of(gradient.dtype));
     state.offsets.push_back(state.place(made.offset, state.bytes.back()));
   }
-  if (!none.empty()) hdf5::create_texts(state.file, "none", none, here + ", /none");
+  if (!none.empty()) hdf5::create_texts(file, "none", none, here + ", /none");
   if (!labels.empty()) {
-    const hdf5::Handle group = hdf5::create_group(state.file, "labels", here + ", /labels");
+    const hdf5::Handle group = hdf5::create_group(file, "labels", here + ", /labels");
     for (std::size_t k = 0; k < labels.size(); ++k) {
       const hdf5::Dataset made = hdf5::create_labels(group, std::to_string(k), {labels[k].batch, labels[k].sequence},
                                                      fmt::format("{}, /labels/{}", here, k));
       state.label_offsets.push_back(state.place(made.offset, labels[k].elements() * sizeof(std::int64_t)));
     }
   }
+  gradients_group.close(here);
+  file.close(here);
   if (state.end > state.begin) {
     PosixFile::open_for_writing(state.path, false).allocate(state.begin, state.end - state.begin);
   }
@@ -83,6 +83,10 @@ NewRankFile::NewRankFile(std::filesystem::path path, const NewRankFileHead& head
 NewRankFile::~NewRankFile() = default;
 NewRankFile::NewRankFile(NewRankFile&&) noexcept = default;
 NewRankFile& NewRankFile::operator=(NewRankFile&&) noexcept = default;
+
+const std::filesystem::path& NewRankFile::path() const noexcept {
+  return state_->path;
+}
 
 const std::vector<std::uint64_t>& NewRankFile::offsets() const noexcept {
   return state_->offsets;
@@ -95,12 +99,12 @@ const std::vector<std::uint64_t>& NewRankFile::label_offsets() const noexcept {
 FileRecord NewRankFile::finish(std::span<const std::uint64_t> checksums, bool read_back) {
   State& state = *state_;
   GRADCLIP_CHECK(checksums.size() == state.links.size(), "one checksum for each gradient");
+  hdf5::Handle made = hdf5::reopen_file(state.path);
   for (std::size_t i = 0; i < checksums.size(); ++i) {
-    const hdf5::Handle dataset = hdf5::reopen_object(state.group, state.addresses[i], state.where(state.links[i]));
+    const hdf5::Handle dataset = hdf5::reopen_object(made, state.addresses[i], state.where(state.links[i]));
     hdf5::write_unsigned_attribute(dataset, "xxh3_64", checksums[i], state.where(state.links[i]));
   }
-  state.group.close(state.path.string());
-  state.file.close(state.path.string());
+  made.close(state.path.string());
   const FileChecksum checksum = checksum_of_file(state.path);
   const PosixFile file = PosixFile::open_for_writing(state.path, false);
   file.sync();

@@ -33,7 +33,7 @@ struct NewRankFileHead {
 class NewRankFile {
  public:
   /// Creates the file with all datasets in the plain layout, contiguous, allocated and unfilled, the oldest format, no
-  /// times: the same arguments give the same bytes.
+  /// times: the same arguments give the same bytes. Nothing is left open: many files may grow at a time.
   /// @param none    recorded names of gradients that are None
   /// @param labels  by local microbatch
   /// Errors: Error(resources); no space is noticed here.
@@ -43,12 +43,13 @@ class NewRankFile {
   NewRankFile(NewRankFile&&) noexcept;
   NewRankFile& operator=(NewRankFile&&) noexcept;
 
+  [[nodiscard]] const std::filesystem::path& path() const noexcept;
   /// Where each gradient's first byte lies in the file; whoever writes opens it once more (PosixFile).
   [[nodiscard]] const std::vector<std::uint64_t>& offsets() const noexcept;
   /// The same of each microbatch's labels.
   [[nodiscard]] const std::vector<std::uint64_t>& label_offsets() const noexcept;
 
-  /// Adds the checksums, closes, syncs. @param checksums  XXH3-64 of each gradient's bytes
+  /// Adds the checksums, syncs. @param checksums  XXH3-64 of each gradient's bytes
   /// @param read_back  the file is then read and compared with them
   /// @return size and XXH3-64 of the whole file as it is on disk. Errors: Error(resources), for a file that reads back
   /// with other bytes too.

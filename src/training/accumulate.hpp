@@ -26,8 +26,9 @@ struct AccumulateRun {
   Communicator& comm;
   Backend& backend;
   std::size_t threads = 1;
-  std::uint64_t memory = 0;                     ///< bytes of the backend's working space to work in
-  std::function<void(std::uint64_t)> progress;  ///< called with bytes of input as they are read; may be empty
+  std::uint64_t memory = 0;                          ///< bytes of the backend's working space to work in
+  std::function<void(std::uint64_t)> progress;       ///< called with bytes of input as they are read; may be empty
+  std::size_t memory_budget = std::size_t{1} << 30;  ///< bytes of host memory of this process
 };
 
 struct AccumulateResult {

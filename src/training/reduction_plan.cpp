@@ -85,6 +85,20 @@ bool divides_around(DType reduce) {
   return reduce == DType::float16 || reduce == DType::float64;
 }
 
+/// The rank at coordinate 0 of those of the reduced dimensions that `chosen` tells.
+template <typename Chosen>
+std::int32_t first_along(const ReductionPlan& plan, const Manifest& manifest, std::int32_t rank, const Chosen& chosen) {
+  if (!plan.reduces()) return rank;
+  const DeviceMesh& mesh = manifest.meshes[*plan.output.mesh];
+  Coordinate at = mesh.coordinate(rank);
+  for (const GroupReduction& group : plan.reductions) {
+    for (std::size_t d = 0; d < at.size(); ++d) {
+      if (group.dimensions[d] && chosen(d)) at[d] = 0;
+    }
+  }
+  return mesh.rank_at(at);
+}
+
 }  // namespace
 
 double division_before(double n) noexcept {
@@ -105,6 +119,15 @@ std::vector<std::int32_t> ReductionPlan::addends(const Manifest& manifest, std::
     ranks = std::move(all);
   }
   return ranks;
+}
+
+std::int32_t ReductionPlan::first_addend(const Manifest& manifest, std::int32_t rank) const {
+  return first_along(*this, manifest, rank, [](std::size_t) { return true; });
+}
+
+std::int32_t ReductionPlan::first_copy(const Manifest& manifest, std::int32_t rank) const {
+  return first_along(*this, manifest, rank,
+                     [this](std::size_t d) { return output.placements[d].kind == Placement::Kind::replicate; });
 }
 
 ReductionPlan plan_reduction(const Manifest& manifest, const ParameterEntry& entry, const AccumulationTypes& given) {

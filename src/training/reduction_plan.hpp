@@ -36,6 +36,10 @@ struct ReductionPlan {
   /// The ranks whose gradients make up this rank's: each group of the first reduction one after another, in coordinate
   /// order, then the groups' results in the next one's.
   [[nodiscard]] std::vector<std::int32_t> addends(const Manifest& manifest, std::int32_t rank) const;
+  /// The first of them, which tells these addends from others.
+  [[nodiscard]] std::int32_t first_addend(const Manifest& manifest, std::int32_t rank) const;
+  /// The first of the ranks that keep the same slice of the same sum, which tells it from others.
+  [[nodiscard]] std::int32_t first_copy(const Manifest& manifest, std::int32_t rank) const;
 };
 
 /// Reference: FSDP2 finishes a sum over tp, then reduce-scatters, then all-reduces. float32 and bfloat16: each of these

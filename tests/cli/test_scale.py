@@ -80,6 +80,28 @@ def test_rank_files_are_opened_a_few_times(tmp_path, command):
     assert max(opened.values()) <= 16  # HDF5 and the positional reads have one each; a copy is compared with the first one
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_replay_opens_files_a_few_times(tmp_path):
+    """Not for each of the sums that a rank's gradients are part of: 8 ranks' copies, and 8 ranks' slices."""
+    dump, out, log = tmp_path / "dump", tmp_path / "out", tmp_path / "trace"
+    ranks, parameters, elements = 8, 192, 16
+    scale_dumps.make(dump, ranks, parameters, elements, kinds=("partial",))
+    manifest = json.loads((dump / "manifest.json").read_text())
+    manifest["microbatch"] = {"index": 0, "count": 1}
+    for number, entry in enumerate(manifest["parameters"]):
+        kept = "Replicate()" if number % 2 else "Shard(0)"
+        entry.update(placements=["Shard(0)", kept], gradient_placements=["Shard(0)", "Partial(avg)"])
+    (dump / "manifest.json").write_text(json.dumps(manifest))
+    words = [binary(), "accumulate", dump, "-o", out, "--quiet", "--threads", "2", "--memory-budget", "1Mi"]
+    subprocess.run(["strace", "-f", "-e", "trace=openat", "-o", log, *map(str, words)], check=True)
+    opened = collections.Counter(re.findall(r'dump/rank_[0-9]+\.h5", O_RDONLY', log.read_text()))
+    assert len(opened) == ranks
+    assert max(opened.values()) <= 16
+    # What all ranks add is equal, so that their average is what each has.
+    report = Tool(tmp_path).norms(out)
+    assert close(report["norm"]["total"], math.sqrt(scale_dumps.total_square(ranks, parameters, elements, ("copies",))))
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_volume_is_the_formula(tmp_path, processes):
     ranks, parameters, on_each = 64, 64, 8  # 8 pipeline stages of 8 ranks, so that all processes have the same

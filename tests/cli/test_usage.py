@@ -77,6 +77,12 @@ def test_a_page_goes_by_the_rules_of_reports(small, tmp_path):
     assert os.listdir(tmp_path) == ["r.json"]
 
 
+def test_hosts_with_storage_of_their_own_continue_nothing(small, tmp_path):
+    refused(1, 2, small, "clip", small, "-o", "out", "--resume", "--locality", "files", cwd=tmp_path,
+            mentions=["--resume", "--locality"])
+    assert os.listdir(tmp_path) == []
+
+
 # Files that are named by options ---------------------------------------------------------------------------------------------
 
 def reading(small, file):

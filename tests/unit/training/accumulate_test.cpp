@@ -94,6 +94,20 @@ TEST_F(Accumulate, GivesTheSameBytesOnADeviceAndWithLittleMemory) {
   }
 }
 
+TEST_F(Accumulate, GivesTheSameBytesWhereNotAllFilesCanBeOpen) {
+  const std::vector<std::filesystem::path> paths{microbatch(0, 2), microbatch(1, 2)};
+  const auto cpu = make_backend(DeviceChoice::cpu).backend;
+  const std::filesystem::path expected = replay(paths, *cpu, std::uint64_t{1} << 30, 1);
+  const MicrobatchDumps opened = dumps(paths);
+  for (const std::unique_ptr<DumpReader>& dump : opened) dump->keep_at_most(1);
+  const auto comm = make_single_process_communicator();
+  const std::filesystem::path out = directory_ / "rounds";
+  DumpWriter writer(*opened[0], out, false);
+  // A thread's part of a round is less than a rank's part of the weight from three ranks.
+  static_cast<void>(accumulate_microbatches({opened, *comm, *cpu, 6, 1 << 16, {}, 1}, {}, writer));
+  expect_same_files(expected, out);
+}
+
 TEST_F(Accumulate, ADeviceThatFailsLeavesNothing) {
   const std::vector<std::filesystem::path> paths{microbatch(0, 1)};
   DeferredBackend device;
