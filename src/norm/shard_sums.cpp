@@ -67,7 +67,6 @@ std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, con
                                         const StatisticsRequest& request, const std::vector<char>& fingerprinted,
                                         HistogramCollector* histograms = nullptr) {
   std::vector<ShardResult> results;
-  results.reserve((parameters.end - parameters.begin) * run.plan.ranks(run.comm.process()).size());
   for (const std::optional<std::int64_t> part : parts_in_turn(run.stream, run.dump.manifest(), parameters)) {
     const ScopedModuleOffloading on_device(run.stream.storage().part(part.value_or(0)), run.backend, part.has_value());
     measure_part(run, parameters, part, factors_of, request, fingerprinted, histograms, results);
@@ -321,9 +320,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
   std::vector<StandIn> stand_ins;
   std::vector<OwnedParameter> owned;
   std::vector<ShardResult> tied;
-  const std::size_t step = parameters_per_exchange(run);
-  for (std::size_t begin = 0; begin < std::max<std::size_t>(1, parameters); begin += step) {
-    const ParameterRange range{begin, std::min(parameters, begin + step)};
+  for (const ParameterRange& range : exchange_ranges(run)) {
     std::vector<ShardResult> results = measure_shards(run, range, factors_of, {order}, fingerprinted, histograms);
 
     for (const ShardResult& result : results) {
@@ -407,10 +404,7 @@ std::vector<RankGroupSum> sum_reference_terms(
     return one;
   };
   std::map<std::pair<std::int32_t, std::uint32_t>, TensorStatistics> by_rank;
-  const std::size_t parameters = run.dump.manifest().parameters.size();
-  const std::size_t step = parameters_per_exchange(run);
-  for (std::size_t begin = 0; begin < parameters; begin += step) {
-    const ParameterRange range{begin, std::min(parameters, begin + step)};
+  for (const ParameterRange& range : exchange_ranges(run)) {
     for (const ShardResult& result : measure_shards(run, range, factors_of, {order, TermArithmetic::reference}, {})) {
       if (result.none == 0) add(by_rank[{result.rank, sums.group_of[result.parameter]}], result.statistics, order);
     }

@@ -53,12 +53,6 @@ WorkPlan::WorkPlan(std::vector<int> process_of, int processes)
   }
 }
 
-std::size_t WorkPlan::most_ranks() const noexcept {
-  std::size_t most = 0;
-  for (int process = 0; process < processes(); ++process) most = std::max(most, ranks(process).size());
-  return most;
-}
-
 std::vector<double> bytes_by_rank(const Manifest& manifest) {
   return sums_by_rank(manifest, [&](const ParameterEntry& parameter) {
     return elements_per_rank(manifest, parameter) * static_cast<double>(size_of(parameter.dtype));

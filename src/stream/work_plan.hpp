@@ -23,8 +23,6 @@ class WorkPlan {
     return std::span(ranks_).subspan(first_[i], first_[i + 1] - first_[i]);
   }
   [[nodiscard]] int process_of(std::int32_t rank) const noexcept { return process_of_[static_cast<std::size_t>(rank)]; }
-  /// The most recorded ranks that one process serves.
-  [[nodiscard]] std::size_t most_ranks() const noexcept;
 
  private:
   std::vector<int> process_of_;

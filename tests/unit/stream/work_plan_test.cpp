@@ -54,7 +54,6 @@ TEST(WorkPlan, TakesAnyAssignment) {
   EXPECT_EQ(ranks(2), (std::vector<std::int32_t>{0, 2, 5}));
   EXPECT_EQ(ranks(3), (std::vector<std::int32_t>{4}));
   EXPECT_EQ(plan.process_of(5), 2);
-  EXPECT_EQ(plan.most_ranks(), 3U);
 }
 
 TEST(WorkPlan, GivesARankToAProcessThatSeesIt) {
@@ -64,7 +63,6 @@ TEST(WorkPlan, GivesARankToAProcessThatSeesIt) {
   for (const std::int32_t rank : {0, 1, 3}) EXPECT_EQ(plan.process_of(rank), 1);
   for (const std::int32_t rank : {4, 5, 6, 7}) EXPECT_NE(plan.process_of(rank), 1);
   EXPECT_EQ(plan.ranks(0).size() + plan.ranks(2).size(), 5U - (plan.process_of(2) == 1 ? 1U : 0U));
-  EXPECT_EQ(plan.most_ranks(), 3U);
 }
 
 TEST(WorkPlan, NeedsNoSightWhereAllSeeAll) {
@@ -83,7 +81,6 @@ TEST(WorkPlan, BalancesBytesNotRanks) {
 TEST(WorkPlan, EqualRanksAreCutEvenly) {
   const WorkPlan plan = plan_work(staged(8, {8'000'000}), 4);
   for (int process = 0; process < 4; ++process) EXPECT_EQ(plan.ranks(process).size(), 2U);
-  EXPECT_EQ(plan.most_ranks(), 2U);
 }
 
 TEST(WorkPlan, BytesFollowPlacements) {
