@@ -23,12 +23,13 @@ import growth_plot
 import scale_dumps
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUDGET = "256M"
+#: Small, but where it would be the budget that is measured: each time that shards do not fit, files are opened once more.
+BUDGETS = {"bytes": "256M", "parameters": "4G", "ranks": "256M", "processes": "256M"}
 
 #: What grows: sizes, the dump of one (ranks, parameters, elements of a shard), processes.
 AXES = {
     "bytes": ([1, 4, 16, 64, 256], lambda n: (8, 16, n * 2048), lambda n: 1, "MiB of gradients"),
-    "parameters": ([256, 1024, 4096, 16384], lambda n: (8, n, 16), lambda n: 1, "parameters, 8 ranks"),
+    "parameters": ([256, 1024, 4096, 16384, 65536], lambda n: (8, n, 16), lambda n: 1, "parameters, 8 ranks"),
     "ranks": ([256, 1024, 4096, 16384], lambda n: (n, 64, 16), lambda n: 1, "recorded ranks, 8 parameters on each"),
     "processes": ([1, 4, 16, 64], lambda n: (512, 512, 16), lambda n: n, "processes, 512 ranks"),
 }
@@ -44,10 +45,10 @@ def program():
     return os.environ.get("GRADCLIP_BIN") or str(ROOT / "build" / "release" / "apps" / "gradclip" / "gradclip")
 
 
-def arguments(command, dump, out):
+def arguments(command, dump, out, budget):
     if command == "inspect":
         return ["inspect", dump, "--quiet"]
-    common = ["--quiet", "--threads", "1", "--memory-budget", BUDGET]
+    common = ["--quiet", "--threads", "1", "--memory-budget", budget]
     more = {"clip": ["-o", out], "merge": ["-o", out], "diff": [dump]}.get(command, [])
     return [command, dump, *more, *common]
 
@@ -97,7 +98,7 @@ def measure_axis(axis, sizes, folder, perf):
             shutil.rmtree(folder / "dump", ignore_errors=True)
             scale_dumps.make(folder / "dump", *made)
         for command in COMMANDS[axis]:
-            one = measure(arguments(command, folder / "dump", folder / "out"), processes_of(size), perf)
+            one = measure(arguments(command, folder / "dump", folder / "out", BUDGETS[axis]), processes_of(size), perf)
             found.setdefault(command, []).append({"size": size, **one})
             shutil.rmtree(folder / "out", ignore_errors=True)
             print(f"{axis} {size} {command}: " + ", ".join(f"{k} {v:.4g}" for k, v in one.items()), flush=True)

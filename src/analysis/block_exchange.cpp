@@ -152,7 +152,7 @@ void BlockExchange::read_what_stays(std::span<const Block> round, Source& source
   };
   std::size_t kept = 0;
   for (const Outgoing& each : source.outgoing) kept += kept_bytes(each);
-  source.kept.resize(kept);
+  source.kept = std::vector<std::byte>(kept);  // nothing stays of a rank that this round does not need
   std::byte* at = source.kept.data();
   std::vector<std::byte> scratch;
   for (Outgoing& each : source.outgoing) {
