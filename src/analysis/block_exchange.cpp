@@ -115,8 +115,9 @@ std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
   parallel_for(sources_.size(), run_.threads, [&](std::size_t i, std::size_t) {
     Source& source = sources_[i];
     source.outgoing.clear();
-    describe(round, source);
-    read_what_stays(round, source);
+    std::vector<std::byte>().swap(source.kept);
+    // The same one for both: another worker's may take its place among the open ones in between.
+    if (const std::shared_ptr<const RankFile> file = describe(round, source)) read_what_stays(round, *file, source);
   });
   std::vector<std::size_t> send_counts(static_cast<std::size_t>(run_.comm.size()), 0);
   std::vector<Outgoing*> travellers;
@@ -137,22 +138,24 @@ std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
     each->at = std::exchange(place, place + bytes_of_piece(round, each->piece));
   }
   std::vector<std::vector<std::byte>> no_scratch(run_.threads);
-  parallel_for(travellers.size(), run_.threads,
-               [&](std::size_t i, std::size_t worker) { read(round, *travellers[i], no_scratch[worker]); });
+  parallel_for(travellers.size(), run_.threads, [&](std::size_t i, std::size_t worker) {
+    const PieceHeader& header = travellers[i]->piece.header;
+    read(round, *run_.dumps[header.side]->rank_file(header.rank), *travellers[i], no_scratch[worker]);
+  });
   std::vector<BlockPieces> pieces(round.size());
   receive(round, send_counts, pieces);
   return pieces;
 }
 
 /// What does not travel, where it is kept in memory or compared by its fingerprint.
-void BlockExchange::read_what_stays(std::span<const Block> round, Source& source) const {
+void BlockExchange::read_what_stays(std::span<const Block> round, const RankFile& file, Source& source) const {
   const int me = run_.comm.process();
   const auto kept_bytes = [&](const Outgoing& each) {
     return source.keep && each.to == me ? bytes_of_piece(round, each.piece) : 0;
   };
   std::size_t kept = 0;
   for (const Outgoing& each : source.outgoing) kept += kept_bytes(each);
-  source.kept = std::vector<std::byte>(kept);  // nothing stays of a rank that this round does not need
+  source.kept.resize(kept);
   std::byte* at = source.kept.data();
   std::vector<std::byte> scratch;
   for (Outgoing& each : source.outgoing) {
@@ -162,13 +165,13 @@ void BlockExchange::read_what_stays(std::span<const Block> round, Source& source
     const bool hashed = !all_copies_ && tensor(round[each.piece.header.block], source.side).copies > 1;
     if (travels || (bytes == 0 && !hashed)) continue;
     if (bytes > 0) each.at = std::exchange(at, at + bytes);
-    read(round, each, scratch);
+    read(round, file, each, scratch);
     each.piece.bytes = each.at;
   }
 }
 
-/// What the rank holds of every block of the round.
-void BlockExchange::describe(std::span<const Block> round, Source& source) const {
+/// What the rank holds of every block of the round. @return its file; null where it holds nothing
+std::shared_ptr<const RankFile> BlockExchange::describe(std::span<const Block> round, Source& source) const {
   DumpReader& dump = *run_.dumps[source.side];
   const Manifest& manifest = dump.manifest();
   std::shared_ptr<const RankFile> file;
@@ -179,6 +182,7 @@ void BlockExchange::describe(std::span<const Block> round, Source& source) const
     if (!file) file = dump.rank_file(source.rank);
     describe_tensor(round, first, last, *file, source);
   }
+  return file;
 }
 
 /// What the rank holds of blocks [first, last) of the round, which are one pair's.
@@ -226,7 +230,8 @@ std::size_t BlockExchange::bytes_of_piece(std::span<const Block> round, const Co
   return piece.header.elements * size_of(tensor(round[piece.header.block], piece.header.side).dtype);
 }
 
-void BlockExchange::read(std::span<const Block> round, Outgoing& outgoing, std::vector<std::byte>& scratch) const {
+void BlockExchange::read(std::span<const Block> round, const RankFile& file, Outgoing& outgoing,
+                         std::vector<std::byte>& scratch) const {
   PieceHeader& header = outgoing.piece.header;
   const ComparedTensor& of = tensor(round[header.block], header.side);
   const std::size_t bytes = header.elements * size_of(of.dtype);
@@ -235,8 +240,7 @@ void BlockExchange::read(std::span<const Block> round, Outgoing& outgoing, std::
     scratch.resize(std::max(scratch.size(), bytes));
     to = scratch.data();
   }
-  const auto file = run_.dumps[header.side]->rank_file(header.rank);
-  file->read(file->locate(of.parameter), outgoing.piece.first, header.elements, to);
+  file.read(file.locate(of.parameter), outgoing.piece.first, header.elements, to);
   if (outgoing.at != nullptr && run_.progress) run_.progress(bytes);
   if (of.copies > 1 && !all_copies_) {
     header.fingerprint = XXH3_64bits_withSeed(to, bytes, std::bit_cast<std::uint32_t>(header.scale_inv));

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -97,12 +98,13 @@ class BlockExchange {
   [[nodiscard]] std::size_t bytes_per_element(const ComparedPair& pair) const;
   [[nodiscard]] std::size_t pieces_per_block(const ComparedPair& pair, std::uint64_t elements) const;
   [[nodiscard]] int owner(const ComparedPair& pair, std::uint64_t begin, std::uint64_t elements) const;
-  void describe(std::span<const Block> round, Source& source) const;
+  std::shared_ptr<const RankFile> describe(std::span<const Block> round, Source& source) const;
   void describe_tensor(std::span<const Block> round, std::size_t first, std::size_t last, const RankFile& file,
                        Source& source) const;
-  void read_what_stays(std::span<const Block> round, Source& source) const;
+  void read_what_stays(std::span<const Block> round, const RankFile& file, Source& source) const;
   [[nodiscard]] std::size_t bytes_of_piece(std::span<const Block> round, const ComparedPiece& piece) const;
-  void read(std::span<const Block> round, Outgoing& outgoing, std::vector<std::byte>& scratch) const;
+  void read(std::span<const Block> round, const RankFile& file, Outgoing& outgoing,
+            std::vector<std::byte>& scratch) const;
   void receive(std::span<const Block> round, std::span<const std::size_t> send_counts,
                std::vector<BlockPieces>& pieces);
 
