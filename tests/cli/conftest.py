@@ -77,7 +77,8 @@ class Result:
         return [line for line in self.err.splitlines() if "gradclip: error:" in line]
 
 
-#: Of mpirun, now and then: of its event library, when a process ends while its standard input is being closed; of its remote agent.
+#: Of mpirun, now and then: of its event library when a process ends while its standard input is being closed, and of its
+#: remote agent.
 LAUNCHER_NOISE = re.compile(r"^(\[warn\] Epoll |\[[^\n]*\] plm:rsh: Warning: setpgid)[^\n]*\n", re.MULTILINE)
 
 
