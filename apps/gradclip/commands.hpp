@@ -25,7 +25,7 @@ namespace gradclip {
 /// Collective. Errors: Error(bad_input) where labels do not tell the number for the whole step.
 [[nodiscard]] std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, TrainingStep& step);
 
-/// Adds them to those of the gradients, where these were measured.
+/// Adds them to those of the gradients, or to the run's own where these were not measured.
 void add_findings(ClipResult& result, const std::vector<Finding>& findings);
 
 /// Errors: Error(usage) where --report of `check` is its baseline: a report must not take the baseline's place.

@@ -65,8 +65,8 @@ struct ClipResult {
 [[nodiscard]] ClipResult clip_grad_norm(Run& run, const TrainingStep& step, ClipOptions options, DumpWriter* output);
 
 /// Reference: _clip_grad_norm_impl(parameters, max_norm, norm_type, error_if_nonfinite, foreach, pp_mesh), after its
-/// first half: clips with totals that are known. `result` brings the totals and receives coefficients, total_after and
-/// flags. foreach has no counterpart: it changes no bit.
+/// first half: clips with totals that are known. `result` brings the totals and receives coefficients, total_after,
+/// flags and a finding. foreach has no counterpart: it changes no bit.
 void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& options, DumpWriter* output,
                          ClipResult& result);
 

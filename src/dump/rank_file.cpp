@@ -131,9 +131,9 @@ RankFile::State::OpenDataset RankFile::State::filtered_dataset(const StoredShard
   const std::lock_guard<std::mutex> guard(mutex);
   if (packed) return packed_dataset(shard.dtype);
   if (last_opened.first != shard.dataset) {
-    const std::string link = shard.dataset.substr(std::string_view("/gradients/").size());
-    last_opened = {shard.dataset,
-                   std::make_shared<const hdf5::Dataset>(hdf5::open_dataset(gradients, link, where(shard.dataset)))};
+    const std::string here = where(shard.dataset);
+    const hdf5::LinkTarget link = look_up(shard.dataset.substr(std::string_view("/gradients/").size()), here);
+    last_opened = {shard.dataset, std::make_shared<const hdf5::Dataset>(hdf5::open_dataset(gradients, link, here))};
   }
   return last_opened.second;
 }
