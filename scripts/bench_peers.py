@@ -321,6 +321,8 @@ def run(options):
                 bench.write(options.json)
     if options.kernels and "kernels" in options.parts:
         subprocess.run([options.kernels, *options.kernel_arguments.split()], check=True)
+        torch_peer = pathlib.Path(__file__).with_name("bench_torch.py")
+        subprocess.run([sys.executable, torch_peer, "--bench", options.kernels], check=True)
     if not options.directory:
         shutil.rmtree(directory)
 
