@@ -14,10 +14,11 @@ namespace {
 
 constexpr std::uint64_t kLeastPortion = 256;  // elements, as of a block
 
-/// The scale of a float8 gradient. Where weights are cached it may be recorded with the first microbatch alone, and
-/// later ones reuse it.
-float scale_inv_of(const MicrobatchDumps& dumps, std::size_t microbatch, std::int32_t rank, std::size_t parameter) {
-  for (std::size_t k = microbatch + 1; k-- > 0;) {
+/// The scale of a float8 gradient that is recorded without one. Where weights are cached it may be recorded with the
+/// first microbatch alone, and later ones reuse it.
+float earlier_scale_inv(const MicrobatchDumps& dumps, std::size_t microbatch, std::int32_t rank,
+                        std::size_t parameter) {
+  for (std::size_t k = microbatch; k-- > 0;) {
     const std::shared_ptr<const RankFile> file = dumps[k]->rank_file(rank);
     const StoredShard& shard = file->locate(parameter);
     if (!shard.none && shard.scale_inv) return *shard.scale_inv;
@@ -102,13 +103,15 @@ void ReplayRounds::read_round() {
                [&](std::size_t i, std::size_t) { read_rank(begins[i], begins[i + 1]); });
 }
 
-/// What visits [first, last), all of one rank, bring.
+/// What visits [first, last), all of one rank, bring. Its files are held: other threads open theirs meanwhile, and
+/// would have them closed between two visits.
 void ReplayRounds::read_rank(std::size_t first, std::size_t last) {
   for (std::size_t k = 0; k < run_.dumps.size(); ++k) {
+    const std::shared_ptr<const RankFile> file = run_.dumps[k]->rank_file(visits_[first].rank);
     for (std::size_t i = first; i < last; ++i) {
       const Portion& portion = round_[visits_[i].portion];
       const std::size_t place = visits_[i].addend * run_.dumps.size() + k;
-      kept_[portion.kept_at + place] = read(*portion.shard, visits_[i].addend, k, portion.shard->done, portion.elements,
+      kept_[portion.kept_at + place] = read(*file, k, *portion.shard, portion.shard->done, portion.elements,
                                             bytes_.data() + portion.bytes_at + place * portion.stride);
     }
   }
@@ -123,7 +126,8 @@ void ReplayRounds::replay(const Portion& portion, WindowReplay& worker) {
     const std::uint64_t count = std::min(block, portion.elements - first);
     const auto take = [&](std::size_t addend, std::size_t microbatch, std::byte* to) {
       return keeps_ ? copy(portion, addend, microbatch, first, count, to)
-                    : read(shard, addend, microbatch, begin + first, count, to);
+                    : read(*run_.dumps[microbatch]->rank_file((*shard.addends)[addend]), microbatch, shard,
+                           begin + first, count, to);
     };
     output_.append(shard,
                    worker.replay(plan, run_.ends, shard.addends->size(), static_cast<std::uint32_t>(count), take));
@@ -141,18 +145,17 @@ std::optional<MicrobatchGradient> ReplayRounds::copy(const Portion& portion, std
   return gradient;
 }
 
-/// Elements [first, first + count) of the shard, from the addend's file.
-std::optional<MicrobatchGradient> ReplayRounds::read(const ReducedShard& shard, std::size_t addend,
-                                                     std::size_t microbatch, std::uint64_t first, std::uint64_t count,
-                                                     std::byte* to) const {
-  const std::int32_t rank = (*shard.addends)[addend];
-  const std::shared_ptr<const RankFile> file = run_.dumps[microbatch]->rank_file(rank);
-  const StoredShard& stored = file->locate(shard.parameter);
+/// Elements [first, first + count) of the shard, from an addend's file.
+std::optional<MicrobatchGradient> ReplayRounds::read(const RankFile& file, std::size_t microbatch,
+                                                     const ReducedShard& shard, std::uint64_t first,
+                                                     std::uint64_t count, std::byte* to) const {
+  const StoredShard& stored = file.locate(shard.parameter);
   if (stored.none) return std::nullopt;
-  read_slice(*file, stored, shard.kept, first, count, to);
+  read_slice(file, stored, shard.kept, first, count, to);
   if (run_.progress) run_.progress(count * size_of(stored.dtype));
   if (size_of(stored.dtype) != 1) return MicrobatchGradient{stored.dtype, 1.0F};
-  return MicrobatchGradient{stored.dtype, scale_inv_of(run_.dumps, microbatch, rank, shard.parameter)};
+  if (stored.scale_inv) return MicrobatchGradient{stored.dtype, *stored.scale_inv};
+  return MicrobatchGradient{stored.dtype, earlier_scale_inv(run_.dumps, microbatch, file.rank(), shard.parameter)};
 }
 
 }  // namespace gradclip

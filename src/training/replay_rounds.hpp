@@ -54,9 +54,9 @@ class ReplayRounds {
   [[nodiscard]] std::optional<MicrobatchGradient> copy(const Portion& portion, std::size_t addend,
                                                        std::size_t microbatch, std::uint64_t first, std::uint64_t count,
                                                        std::byte* to) const;
-  [[nodiscard]] std::optional<MicrobatchGradient> read(const ReducedShard& shard, std::size_t addend,
-                                                       std::size_t microbatch, std::uint64_t first, std::uint64_t count,
-                                                       std::byte* to) const;
+  [[nodiscard]] std::optional<MicrobatchGradient> read(const RankFile& file, std::size_t microbatch,
+                                                       const ReducedShard& shard, std::uint64_t first,
+                                                       std::uint64_t count, std::byte* to) const;
 
   ReplayRun run_;
   OutputRanks& output_;
