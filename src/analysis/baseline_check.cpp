@@ -233,7 +233,8 @@ std::vector<Finding> conditions_that_differ(const BaselineConditions& recorded, 
 bool is_unacceptable(const Finding& finding, bool allow_nonfinite) {
   if (finding.kind == "nothing-seen") return true;
   const bool of_copies = finding.kind == "replicas-differ" || finding.kind == "tied-differ";
-  const bool nonfinite = finding.kind == "nonfinite" || (of_copies && !std::isfinite(finding.value.value_or(0.0)));
+  const bool nonfinite = finding.kind == "nonfinite" || finding.kind == "total-nonfinite" ||
+                         (of_copies && !std::isfinite(finding.value.value_or(0.0)));
   return nonfinite && !allow_nonfinite;
 }
 

@@ -110,27 +110,26 @@ void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& re
                     std::any_of(result.coefficients.begin(), result.coefficients.end(), below_one));
 }
 
-/// A total that is not finite although the gradients are, or that was given: else `nonfinite` says where it comes from.
-std::optional<Finding> nonfinite_total(const ClipOptions& options, const ClipResult& result, bool writes) {
-  if (std::isfinite(result.total)) return std::nullopt;
-  const auto is_nonfinite = [](const Finding& finding) { return finding.kind == "nonfinite"; };
-  if (result.norm && std::any_of(result.norm->findings.begin(), result.norm->findings.end(), is_nonfinite)) {
-    return std::nullopt;
-  }
-  const char* total = std::isnan(result.total) ? "NaN" : "infinite";
+/// What a total that is not finite does to the gradients is told where the total is; one that was given is a finding.
+void report_effect(const ClipOptions& options, ClipResult& result, bool writes) {
+  if (std::isfinite(result.total)) return;
+  const bool nan = std::isnan(result.total);
   const char* effect = !writes || !result.clipped ? ""
-                       : std::isnan(result.total) ? ": every gradient becomes NaN"
+                       : nan                      ? ": every gradient becomes NaN"
                                                   : ": every gradient becomes 0";
-  std::string message = options.total_norm
-                            ? fmt::format("the total norm that was given is {}{}", total, effect)
-                            : fmt::format("the total norm for p = {} is {} although every gradient is finite{}",
-                                          result.order.p, total, effect);
-  return Finding{.kind = "total-nonfinite",
-                 .parameter = {},
-                 .ranks = {},
-                 .index = {},
-                 .value = result.total,
-                 .message = std::move(message)};
+  if (!options.total_norm) {
+    for (Finding& finding : result.norm->findings) {
+      if (finding.kind == "total-nonfinite") finding.message += effect;
+    }
+    return;
+  }
+  result.findings.push_back(
+      {.kind = "total-nonfinite",
+       .parameter = {},
+       .ranks = {},
+       .index = {},
+       .value = result.total,
+       .message = fmt::format("the total norm that was given is {}{}", nan ? "NaN" : "infinite", effect)});
 }
 
 /// Before anything is written: a factor on each addend is not a factor on their product.
@@ -176,9 +175,7 @@ double clip_coefficient(double total, double max_norm, DType dtype, bool as_refe
 void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& options, DumpWriter* output,
                          ClipResult& result) {
   decide(step, options, result);
-  if (std::optional<Finding> finding = nonfinite_total(options, result, output != nullptr)) {
-    result.findings.push_back(std::move(*finding));
-  }
+  report_effect(options, result, output != nullptr);
   if (output == nullptr || result.refused) return;
   refuse_products(run.dump.manifest(), step, result);
   const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);

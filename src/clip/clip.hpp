@@ -38,7 +38,7 @@ struct ClipResult {
   bool clipped = false;               ///< whether a coefficient below 1 was applied
   bool skipped = false;               ///< non-finite total under NonfinitePolicy::skip: scaled, not clipped
   bool refused = false;               ///< non-finite total under NonfinitePolicy::error: no gradients were written
-  std::vector<Finding> findings;      ///< beside those of `norm`, which come first
+  std::vector<Finding> findings;      ///< of a run that measures nothing: else they are `norm`'s
   std::optional<double> total_after;  ///< measured on what was written
   std::uint32_t kept_files = 0;       ///< rank files that an interrupted run had written
 };

@@ -10,13 +10,13 @@
 
 namespace gradclip {
 
-DumpWriter::DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite, Leftover leftover)
+DumpWriter::DumpWriter(const DumpReader& input, const std::filesystem::path& output, bool overwrite, Leftover leftover)
     : input_(&input),
-      output_(input.directory(), std::move(output), overwrite, OutputKind::dump, leftover),
+      output_(input.directory(), output, overwrite, OutputKind::dump, leftover),
       continues_(leftover == Leftover::continued) {}
 
-DumpWriter::DumpWriter(const std::filesystem::path& input, std::filesystem::path output, bool overwrite)
-    : output_(input, std::move(output), overwrite, OutputKind::dump) {}
+DumpWriter::DumpWriter(const std::filesystem::path& input, const std::filesystem::path& output, bool overwrite)
+    : output_(input, output, overwrite, OutputKind::dump) {}
 
 std::optional<FinishedFile> DumpWriter::finished(std::int32_t rank) const {
   if (!continues_) return std::nullopt;

@@ -59,9 +59,9 @@ class DumpWriter {
  public:
   /// A dump of the input's layout, or one that is merely made beside it (empty: from nothing).
   /// Errors: as PartialOutput.
-  DumpWriter(const DumpReader& input, std::filesystem::path output, bool overwrite,
+  DumpWriter(const DumpReader& input, const std::filesystem::path& output, bool overwrite,
              Leftover leftover = Leftover::removed);
-  DumpWriter(const std::filesystem::path& input, std::filesystem::path output, bool overwrite);
+  DumpWriter(const std::filesystem::path& input, const std::filesystem::path& output, bool overwrite);
 
   /// Hosts may have an OUT of their own each, in storage that others do not see: several processes prepare and finish.
   void let_hosts_have_their_own() noexcept { several_ = true; }

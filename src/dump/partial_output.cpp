@@ -188,7 +188,8 @@ void require_apart(const fs::path& input, const fs::path& output, bool overwrite
   if (overwrite) refuse_overlap(target, source, stand_in(target, ".replaced"));
 }
 
-PartialOutput::PartialOutput(const fs::path& input, fs::path output, bool overwrite, OutputKind kind, Leftover leftover)
+PartialOutput::PartialOutput(const fs::path& input, const fs::path& output, bool overwrite, OutputKind kind,
+                             Leftover leftover)
     : kind_(kind),
       leftover_(leftover),
       output_(resolved(output)),

@@ -35,8 +35,8 @@ class PartialOutput {
   /// is written, is the input, lies inside it or contains it (after symlinks); if it exists and `overwrite` is false,
   /// or is not of the kind that replaces it; if it cannot be a name.
   /// @param input  empty: there is none
-  PartialOutput(const std::filesystem::path& input, std::filesystem::path output, bool overwrite, OutputKind kind,
-                Leftover leftover = Leftover::removed);
+  PartialOutput(const std::filesystem::path& input, const std::filesystem::path& output, bool overwrite,
+                OutputKind kind, Leftover leftover = Leftover::removed);
   /// As discard(), in the process that prepared it. Nothrow.
   ~PartialOutput();
   PartialOutput(const PartialOutput&) = delete;

@@ -98,6 +98,21 @@ void report_disagreement(const ReferenceView& view, std::vector<Finding>& findin
                               view.totals.size(), numbers, nan.empty() ? "" : ", and NaN on " + named_ranks(nan))});
 }
 
+void report_total(const NormResult& result, Numerics numerics, std::vector<Finding>& findings) {
+  double total = result.total;
+  for (const RankTotal& seen : result.reference.totals) {
+    if (numerics != Numerics::exact && std::isfinite(total)) total = seen.total;
+  }
+  if (std::isfinite(total) || result.statistics.nonfinite() != 0) return;
+  findings.push_back({.kind = "total-nonfinite",
+                      .parameter = {},
+                      .ranks = {},
+                      .index = {},
+                      .value = total,
+                      .message = fmt::format("the total norm for p = {} is {} although every gradient is finite",
+                                             result.order.p, std::isnan(total) ? "NaN" : "infinite")});
+}
+
 void report_nothing_seen(const TensorStatistics& total, std::vector<Finding>& findings) {
   if (total.elements != 0) return;
   findings.push_back({.kind = "nothing-seen",

@@ -8,6 +8,7 @@
 
 #include "gradclip/base/finding.hpp"
 #include "gradclip/norm/shard_sums.hpp"
+#include "gradclip/norm/total_norm.hpp"
 
 namespace gradclip {
 
@@ -28,6 +29,9 @@ void report_undeclared(const Manifest& manifest, const std::vector<bool>& expert
 
 /// `ranks-disagree`, one for the whole dump.
 void report_disagreement(const ReferenceView& view, std::vector<Finding>& findings);
+
+/// `total-nonfinite`: the total, or in the numerics of a training step that of a rank, where no element explains it.
+void report_total(const NormResult& result, Numerics numerics, std::vector<Finding>& findings);
 
 /// `nothing-seen`. @param total  of all counted elements
 void report_nothing_seen(const TensorStatistics& total, std::vector<Finding>& findings);

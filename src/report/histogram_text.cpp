@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <ostream>
 
 #include "gradclip/base/error.hpp"
@@ -74,7 +75,7 @@ std::string chart(const ExponentHistogram& histogram, const Axis& axis, bool uni
   std::string text;
   for (const std::uint64_t height : heights) {
     const double part = height == 0 ? 0.0 : 8.0 * static_cast<double>(height) / static_cast<double>(highest);
-    const std::size_t level = height == 0 ? 0 : std::clamp<std::size_t>(static_cast<std::size_t>(part + 0.5), 1, 8);
+    const auto level = height == 0 ? std::size_t{0} : static_cast<std::size_t>(std::clamp(std::lround(part), 1L, 8L));
     text += unicode ? kBlocks[level] : kLetters[level];
   }
   return text;

@@ -27,8 +27,8 @@ Attributes svg_attributes(double height, const std::string& description, double 
 }
 
 /// Attributes of something to point at.
-Attributes mark(std::string style, const std::string& tip, const std::string& find) {
-  Attributes attributes{{"class", std::move(style)}, {"data-tip", tip}};
+Attributes mark(const std::string& style, const std::string& tip, const std::string& find) {
+  Attributes attributes{{"class", style}, {"data-tip", tip}};
   if (!find.empty()) attributes.emplace_back("data-find", find);
   return attributes;
 }
@@ -300,7 +300,7 @@ void write_rank_grid(Markup& html, const RankGrid& grid) {
       std::size_t rest = block;
       for (std::size_t d = dimensions - 2; d-- > 0;) {
         const auto extent = static_cast<std::size_t>(grid.shape[d]);
-        of_block = fmt::format("{} {} ", grid.dim_names[d], rest % extent) + of_block;
+        of_block.insert(0, fmt::format("{} {} ", grid.dim_names[d], rest % extent));
         rest /= extent;
       }
       label(html, "tick end", kLeft - 8, y + 15,

@@ -126,7 +126,7 @@ void write_exponent_map(Markup& html, const ExponentFigure& figure, const std::v
   for (std::int64_t top = high; top >= low; top -= together) {
     const std::int64_t bottom = std::max(low, top - together + 1);
     std::string label = power_text(top);
-    if (top != bottom) label = power_text(bottom) + " to " + label;
+    if (top != bottom) label.insert(0, power_text(bottom) + " to ");
     map.rows.push_back(
         share_row(std::move(label), columns, sums, [&](const Exponents& sum) { return sum.between(bottom, top); }));
   }

@@ -212,6 +212,34 @@ def test_a_total_beyond_float64(tool):
     assert [f["kind"] for f in report["findings"]] == ["total-nonfinite"]
     assert "p = 0.001" in report["findings"][0]["message"] and "becomes" not in report["findings"][0]["message"]
     assert run(1, "norms", path, "--norm-type", "0.001", "--strict", "--quiet").code == 1
+    report, shards, _ = tool.clip(path, "--norm-type", "0.001", "--max-norm", "1")
+    assert report["findings"][0]["message"].endswith(": every gradient becomes 0") and not shards[0]["w"].any()
+    sweep = tool.norms(path, "--norm-type", "0.001", "--sweep", "1")
+    assert [f["kind"] for f in sweep["findings"]] == ["total-nonfinite"] and sweep["steps"][0]["findings"] == 1
+
+
+def test_a_total_beyond_the_steps_own_arithmetic(tool):
+    """float32 squares overflow where the exact total does not."""
+    dump = Dump(1)
+    dump.plain("w", np.full(8, 1e30, np.float32))
+    path = dump.write(tool.fresh("dump"))
+    assert tool.norms(path)["findings"] == []
+    report, shards, _ = tool.clip(path, "--numerics", "torch", "--max-norm", "1")
+    assert [(f["kind"], f["value"]) for f in report["findings"]] == [("total-nonfinite", "inf")]
+    assert report["findings"][0]["message"].endswith(": every gradient becomes 0") and not shards[0]["w"].any()
+
+
+def test_a_total_beyond_float64_fails_a_gate(tool):
+    dump = Dump(1)
+    dump.plain("w", np.full(8, 2.0, np.float32))
+    path, baseline = dump.write(tool.fresh("dump")), tool.fresh("baseline.json")
+    gate = ["check", path, "--baseline", baseline, "--norm-type", "0.001"]
+    refused = run(1, *gate, "--update")
+    assert refused.code == 1 and not baseline.exists() and "total-nonfinite" in refused.out, refused
+    assert run(1, *gate, "--update", "--allow-nonfinite").code == 0
+    assert run(1, *gate).code == 1
+    passed = run(1, *gate, "--allow-nonfinite")
+    assert passed.code == 0, passed
 
 
 def test_no_max_norm_at_all(tool):
