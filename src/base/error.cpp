@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -67,7 +68,13 @@ bool is_control_point(std::string_view sequence) noexcept {
   return sequence.size() == 3 && at(0) == 0xEF && at(1) == 0xBB && at(2) == 0xBF;
 }
 
+bool is_plain(char c) {
+  return c >= 0x20 && c < 0x7F && c != '\'' && c != '\\';
+}
+
 std::string escape(std::string_view text, bool in_quotes) {
+  // Most names, and they are quoted for every shard.
+  if (std::all_of(text.begin(), text.end(), is_plain)) return std::string(text);
   std::string result;
   result.reserve(text.size() + 2);
   while (!text.empty()) {

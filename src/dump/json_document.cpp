@@ -56,12 +56,52 @@ void append_json_string(std::string& to, std::string_view text) {
   to += '"';
 }
 
-/// Builds values and the canonical text side by side. The canonical text of all open containers is one string; an
-/// object whose keys turn out not to be sorted is put in order when it ends.
+/// Of an object.
+struct Member {
+  std::string key;
+  std::size_t begin;  // of the canonical text
+  std::size_t end = 0;
+};
+
+/// The canonical text of all open containers, as one string; nothing where it is not wanted.
+class CanonicalText {
+ public:
+  explicit CanonicalText(bool wanted) : wanted_(wanted) {}
+
+  [[nodiscard]] bool wanted() const noexcept { return wanted_; }
+  [[nodiscard]] std::size_t size() const noexcept { return text_.size(); }
+  [[nodiscard]] std::string_view of(const Member& member) const {
+    return std::string_view(text_).substr(member.begin, member.end - member.begin);
+  }
+
+  void operator+=(std::string_view text) {
+    if (wanted_) text_ += text;
+  }
+  void string(std::string_view value) {
+    if (wanted_) append_json_string(text_, value);
+  }
+  /// An object that has begun there, with its members in their order.
+  void reorder(std::size_t begin, const std::vector<Member>& members) {
+    if (!wanted_) return;
+    std::string sorted = "{";
+    for (const Member& member : members) {
+      if (sorted.size() > 1) sorted += ',';
+      sorted += of(member);
+    }
+    text_.replace(begin, std::string::npos, sorted);
+  }
+
+ private:
+  bool wanted_;
+  std::string text_;
+};
+
+/// Builds values and the canonical text side by side. An object whose keys turn out not to be sorted is put in order
+/// when it ends.
 class Builder : public nlohmann::json_sax<json> {
  public:
   Builder(std::string_view text, const std::string& where, const JsonStream* stream)
-      : text_(text), where_(where), stream_(stream) {}
+      : text_(text), where_(where), stream_(stream), canonical_(stream == nullptr || stream->checksum) {}
 
   bool null() override { return scalar(nullptr, "null"); }
   bool boolean(bool value) override { return scalar(value, value ? "true" : "false"); }
@@ -72,7 +112,7 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool string(string_t& value) override {
     begin_value();
-    append_json_string(canonical_, value);
+    canonical_.string(value);
     place(json(std::move(value)));
     return true;
   }
@@ -82,10 +122,10 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool key(string_t& key) override {
     Frame& frame = frames_.back();
-    if (!frame.members.empty()) canonical_ += ',';
+    if (!frame.members.empty()) canonical_ += ",";
     frame.members.push_back({key, canonical_.size()});
-    append_json_string(canonical_, key);
-    canonical_ += ':';
+    canonical_.string(key);
+    canonical_ += ":";
     frame.key = std::move(key);
     return true;
   }
@@ -96,14 +136,14 @@ class Builder : public nlohmann::json_sax<json> {
     if (frames_.size() == 1) {
       hash_root(frame);
     } else {
-      if (!sorted) rewrite_members(frame);
-      canonical_ += '}';
+      if (!sorted) canonical_.reorder(frame.begin, frame.members);
+      canonical_ += "}";
     }
     return close();
   }
 
   bool end_array() override {
-    canonical_ += ']';
+    canonical_ += "]";
     return close();
   }
 
@@ -142,11 +182,6 @@ class Builder : public nlohmann::json_sax<json> {
   JsonDocument result() && { return {std::move(root_), checksum_}; }
 
  private:
-  struct Member {
-    std::string key;
-    std::size_t begin;
-    std::size_t end = 0;
-  };
   struct Frame {
     json* value;
     std::size_t begin;  // of this container in canonical_
@@ -159,7 +194,7 @@ class Builder : public nlohmann::json_sax<json> {
   void begin_value() {
     if (frames_.empty()) return;
     Frame& frame = frames_.back();
-    if (frame.value->is_array() && frame.count != 0) canonical_ += ',';
+    if (frame.value->is_array() && frame.count != 0) canonical_ += ",";
   }
 
   bool scalar(json value, std::string_view spelling) {
@@ -227,7 +262,7 @@ class Builder : public nlohmann::json_sax<json> {
     }
     *value = json(type);
     frames_.push_back({value, canonical_.size(), handed_over, 0, {}, {}});
-    canonical_ += type == json::value_t::array ? '[' : '{';
+    canonical_ += type == json::value_t::array ? "[" : "{";
     return true;
   }
 
@@ -248,22 +283,15 @@ class Builder : public nlohmann::json_sax<json> {
     return sorted;
   }
 
-  void rewrite_members(const Frame& frame) {
-    std::string sorted = "{";
-    for (const Member& member : frame.members) {
-      if (sorted.size() > 1) sorted += ',';
-      sorted.append(canonical_, member.begin, member.end - member.begin);
-    }
-    canonical_.replace(frame.begin, std::string::npos, sorted);
-  }
-
   void hash_root(const Frame& frame) {
+    if (!canonical_.wanted()) return;
     Checksum checksum;
     std::string_view separator = "{";
     for (const Member& member : frame.members) {
       if (member.key == "checksum") continue;
       checksum.update(separator.data(), separator.size());
-      checksum.update(canonical_.data() + member.begin, member.end - member.begin);
+      const std::string_view text = canonical_.of(member);
+      checksum.update(text.data(), text.size());
       separator = ",";
     }
     if (separator == "{") checksum.update("{", 1);
@@ -302,7 +330,7 @@ class Builder : public nlohmann::json_sax<json> {
   json root_;
   json handed_;
   std::vector<Frame> frames_;
-  std::string canonical_;
+  CanonicalText canonical_;
   std::uint64_t checksum_ = 0;
 };
 

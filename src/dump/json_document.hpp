@@ -24,6 +24,8 @@ struct JsonStream {
   /// @param key    the member's key (root members only)
   /// @param index  position in the array or object
   std::function<void(const std::string& key, std::size_t index, nlohmann::json&& value)> take;
+  /// Whether JsonDocument::checksum is wanted; it stays 0 without.
+  bool checksum = true;
 };
 
 struct JsonDocument {

@@ -97,9 +97,11 @@ void refuse_overlaps(const PackedIndex& index, const std::string& where) {
 
 PackedIndex parse_packed_index(const std::string& text, const std::string& where) {
   PackedIndex index;
-  const JsonStream stream{"", [&](const std::string& key, std::size_t, nlohmann::json&& value) {
-                            index.emplace(key, shard_of(JsonField(value, where, key)));
-                          }};
+  const JsonStream stream{
+      .array = "",
+      .take = [&](const std::string& key, std::size_t,
+                  nlohmann::json&& value) { index.emplace(key, shard_of(JsonField(value, where, key))); },
+      .checksum = false};
   static_cast<void>(parse_json(text, where, &stream));
   refuse_overlaps(index, where);
   return index;

@@ -186,7 +186,7 @@ class Verifier {
   }
 
   /// Copies have the same number of elements, addends that of the placements: else nothing can be formed from them.
-  void compare_sizes(std::vector<OddShard> odd) {
+  void compare_sizes(const std::vector<OddShard>& odd) {
     std::map<std::uint32_t, std::map<std::int32_t, std::uint64_t>> by_parameter;
     for (const OddShard& shard : odd) {
       if (!structure_.lacks(shard.parameter, shard.rank)) by_parameter[shard.parameter][shard.rank] = shard.elements;
