@@ -445,7 +445,7 @@ void write_summary(const Report& report, const TextStyle& style, std::ostream& o
   write_total(report, style, out);
   write_recorded(report, style, out);
   write_reference(report, style, out);
-  write_coefficient(report, style, out);
+  if (report.clip) write_coefficient(report, style, out);
   write_scale(report, style, out);
   write_elements(report, style, out);
   write_none(report, style, out);

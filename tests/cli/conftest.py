@@ -49,7 +49,6 @@ def environment(**changes):
     env.update(QUIET_MPI)
     if DEVICE:  # a process has a device of its own, so that NCCL serves them
         env.update(GRADCLIP_DEVICE=DEVICE, GRADCLIP_EMULATION_DEVICES="8")
-    env.setdefault("LSAN_OPTIONS", f"suppressions={ROOT / 'tests/support/lsan.supp'}:print_suppressions=0")
     env.update({key: str(value) for key, value in changes.items()})
     return env
 
