@@ -123,6 +123,31 @@ def test_ratios_survive_rounding(tool, dtype, factor, text):
         assert "52 is the label tokens of B" in ratio["message"]
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float32"])
+def test_unrelated_tensors_have_no_ratio(tool, dtype):
+    """However coarse their type is."""
+    random = np.random.default_rng(1)
+    dumps = []
+    for _ in range(2):
+        dump = Dump(1)
+        dump.plain("w", types.narrow(random.choice((-1, 1), 4096) * random.uniform(1, 4, 4096), dtype), dtype=dtype)
+        dumps.append(dump.write(tool.fresh("dump")))
+    assert kinds(diff(*dumps, code=1)) == ["differs"]
+
+
+@pytest.mark.parametrize("dtype, ranks", [("float8_e4m3fn", 8), ("bfloat16", 128)])
+def test_copies_that_were_averaged_of_nothing(tool, dtype, ranks):
+    """Their mean is near 0, as that of any noise is."""
+    random = np.random.default_rng(2)
+    a, b = Dump(ranks, device_mesh="m"), Dump(1)
+    a.mesh("m", ["dp"], list(range(ranks)))
+    copies = {rank: types.narrow(random.standard_normal(1024), dtype) for rank in range(ranks)}
+    a.local("w", (1024,), "m", ["Replicate()"], copies, dtype=dtype)
+    b.plain("w", (0.4 * random.standard_normal(1024)).astype(np.float32))
+    report = diff(a.write(tool.fresh("a"), checksums=False), b.write(tool.fresh("b")), code=1)
+    assert "never" not in finding(report, "replicas-differ")["message"]
+
+
 def test_experts_alone_twice_as_large(tool):
     tensors = model(np.random.default_rng(3))
     experts = {f"layers.{i}.mlp.experts.weight": np.full((4, 4), i + 1.5, np.float32) for i in range(3)}
