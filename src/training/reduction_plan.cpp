@@ -49,7 +49,8 @@ bool varies_along(const ParameterEntry& entry, std::size_t d) {
     refuse_parameter(entry, "a flat shard", "shards of whole dimensions");
   }
   if (recorded == kept) return false;
-  const bool reducible = recorded.kind == Placement::Kind::partial &&
+  // What ends in addends is not reduced: an average that every rank then counts as one would be counted once for each.
+  const bool reducible = recorded.kind == Placement::Kind::partial && kept.kind != Placement::Kind::partial &&
                          (recorded.operation == PartialOperation::avg || recorded.operation == PartialOperation::sum);
   if (reducible) return true;
   refuse_parameter(entry,

@@ -140,6 +140,8 @@ TEST(ReductionPlan, RefusesWhatNoReductionMakes) {
   refused(R"JSON("placements": ["Replicate()", "Shard(0)"], "gradient_placements": ["Partial(max)", "Shard(0)"])JSON");
   refused(
       R"JSON("placements": ["Replicate()", "Replicate()"], "gradient_placements": ["Replicate()", "Shard(0)"])JSON");
+  // Every rank would keep the average, and what reads the output would add them up.
+  refused(R"JSON("placements": ["Partial(sum)", "Shard(0)"], "gradient_placements": ["Partial(avg)", "Shard(0)"])JSON");
 }
 
 }  // namespace
