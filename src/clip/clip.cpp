@@ -168,7 +168,9 @@ double clip_coefficient(double total, double max_norm, DType dtype, bool as_refe
   if (std::isnan(total)) return std::numeric_limits<double>::quiet_NaN();
   if (std::isinf(max_norm) && !as_reference) return 1.0;
   const auto rounded = [dtype](double value) { return round_through(dtype, value); };
-  const double coefficient = rounded(rounded(1.0 / rounded(total + kEpsilon)) * max_norm);
+  // A number beside a tensor takes the type that the tensor is computed in.
+  const double limit = dtype == DType::float64 ? max_norm : round_through(DType::float32, max_norm);
+  const double coefficient = rounded(rounded(1.0 / rounded(total + kEpsilon)) * limit);
   return coefficient > 1.0 ? 1.0 : coefficient;
 }
 

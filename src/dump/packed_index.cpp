@@ -66,7 +66,7 @@ PackedShard shard_of(const JsonField& field) {
     offset.fail(fmt::format("an offset that is a multiple of {} bytes", kPackedAlignment));
   }
   if (const auto checksum = field.find("xxh3_64")) shard.xxh3_64 = checksum_of(*checksum);
-  if (const auto start = field.find("global_offset")) shard.global_offset = integers(*start, 0);
+  if (const auto start = field.find("global_offset")) shard.global_offset = integers(*start, -1);
   if (const auto ranges = field.find("global_ranges")) shard.global_ranges = ranges_of(*ranges);
   if (const auto scale = field.find("scale_inv")) shard.scale_inv = static_cast<float>(scale->number());
   return shard;

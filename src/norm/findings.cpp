@@ -103,7 +103,10 @@ void report_total(const NormResult& result, Numerics numerics, std::vector<Findi
   for (const RankTotal& seen : result.reference.totals) {
     if (numerics != Numerics::exact && std::isfinite(total)) total = seen.total;
   }
-  if (std::isfinite(total) || result.statistics.nonfinite() != 0) return;
+  // Of a copy that does not count, too: in a rank's own total it does.
+  const bool explained =
+      std::any_of(findings.begin(), findings.end(), [](const Finding& finding) { return finding.kind == "nonfinite"; });
+  if (std::isfinite(total) || explained) return;
   findings.push_back({.kind = "total-nonfinite",
                       .parameter = {},
                       .ranks = {},

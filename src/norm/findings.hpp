@@ -30,7 +30,8 @@ void report_undeclared(const Manifest& manifest, const std::vector<bool>& expert
 /// `ranks-disagree`, one for the whole dump.
 void report_disagreement(const ReferenceView& view, std::vector<Finding>& findings);
 
-/// `total-nonfinite`: the total, or in the numerics of a training step that of a rank, where no element explains it.
+/// `total-nonfinite`: the total, or in the numerics of a training step that of a rank, where no finding `nonfinite`
+/// explains it: after these.
 void report_total(const NormResult& result, Numerics numerics, std::vector<Finding>& findings);
 
 /// `nothing-seen`. @param total  of all counted elements

@@ -91,13 +91,13 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
   std::vector<Finding> tied;
   std::vector<Suspect> suspects = tied_suspects(run, sums, factors, order, tied);
   suspects.insert(suspects.end(), sums.suspects.begin(), sums.suspects.end());
-  report_total(result, numerics, result.findings);
   report_nothing_seen(result.statistics, result.findings);
   report_disagreement(result.reference, result.findings);
   for (Finding& finding : compare_replicas(run, suspects, sums.absent, factors.expert))
     result.findings.push_back(std::move(finding));
   result.findings.insert(result.findings.end(), tied.begin(), tied.end());
   report_undeclared(manifest, factors.expert, result.findings);
+  report_total(result, numerics, result.findings);
   // Of copies that do not count, too.
   std::stable_partition(result.findings.begin(), result.findings.end(), [](const Finding& finding) {
     return finding.kind == "nonfinite" || finding.kind == "total-nonfinite";

@@ -229,6 +229,17 @@ def test_a_total_beyond_the_steps_own_arithmetic(tool):
     assert report["findings"][0]["message"].endswith(": every gradient becomes 0") and not shards[0]["w"].any()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_total_that_a_copy_spoils(tool, value):
+    """In a rank's own total a copy counts that does not in the exact one: the copy is the finding."""
+    dump = Dump(2, device_mesh="m")
+    dump.mesh("m", ["dp"], [0, 1])
+    dump.local("w", (4,), "m", ["Replicate()"], {0: np.ones(4, np.float32), 1: np.float32([1, value, 1, 1])})
+    report = tool.norms(dump.write(tool.fresh("dump")), "--numerics", "automodel")
+    assert report["norm"]["total"] == 2 and "total-nonfinite" not in [f["kind"] for f in report["findings"]]
+    assert report["findings"][0]["kind"] == "nonfinite"
+
+
 def test_a_total_beyond_float64_fails_a_gate(tool):
     dump = Dump(1)
     dump.plain("w", np.full(8, 2.0, np.float32))
