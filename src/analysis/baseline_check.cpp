@@ -156,10 +156,20 @@ std::optional<double> worst_deviation(const CheckedEntry& entry) {
 /// How bad: by kind, and of `differs` by how many times more than allowed a norm is off. Counts of elements and of NaN
 /// come before norms, counts of zeros after them.
 std::pair<std::size_t, double> badness(const Finding& finding, const CheckedEntry* entry) {
-  constexpr std::array<std::string_view, 13> kWorstFirst{
-      "no-baseline",    "conditions-differ", "nonfinite", "nothing-seen", "replicas-differ", "tied-differ",
-      "ranks-disagree", "recorded-differs",  "missing",   "extra",        "shape",           "dtype",
-      "differs"};
+  constexpr std::array<std::string_view, 14> kWorstFirst{"no-baseline",
+                                                         "conditions-differ",
+                                                         "nonfinite",
+                                                         "total-nonfinite",
+                                                         "nothing-seen",
+                                                         "replicas-differ",
+                                                         "tied-differ",
+                                                         "ranks-disagree",
+                                                         "recorded-differs",
+                                                         "missing",
+                                                         "extra",
+                                                         "shape",
+                                                         "dtype",
+                                                         "differs"};
   const auto rank =
       static_cast<std::size_t>(std::find(kWorstFirst.begin(), kWorstFirst.end(), finding.kind) - kWorstFirst.begin());
   double times = 0.0;

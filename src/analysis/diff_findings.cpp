@@ -248,12 +248,10 @@ std::optional<ConstantRatio> constant_ratio(const ParameterDifference& parameter
   if (!(sums.aa > 0.0 && sums.bb > 0.0)) return std::nullopt;
   const double ratio = sums.ab / sums.aa;
   const double cosine = sums.ab / (std::sqrt(sums.aa) * std::sqrt(sums.bb));
-  // The part of B that is no multiple of A. Sums of squares tell it to about 1e-7 only, and types too coarse for a
-  // small part tell nothing: at 1 (float8_e4m3fn) any two tensors are multiples.
+  // The part of B that is no multiple of A. Sums of squares tell it to about 1e-7 only.
   const double apart = std::sqrt(std::max(0.0, 1.0 - cosine * cosine));
   const double limit = 8.0 * epsilon;
-  constexpr double kMostApart = 0.1;
-  if (limit < 1e-7 || limit > kMostApart || apart > limit || !away_from_one(ratio)) return std::nullopt;
+  if (limit < 1e-7 || limit > kMostUnexplained || apart > limit || !away_from_one(ratio)) return std::nullopt;
   const double slack = limit * std::abs(ratio);
   return ConstantRatio{ratio - slack, ratio + slack};
 }

@@ -13,6 +13,10 @@
 
 namespace gradclip {
 
+/// The largest part of a tensor, in its 2-norm, that an explanation may leave over: a limit of some epsilons is no
+/// limit where the type is coarse or the additions are many.
+inline constexpr double kMostUnexplained = 0.1;
+
 /// Sums over pairs of finite values (a, b), each value multiplied by 2^-exponent first, so that no square of a float64
 /// number overflows or vanishes.
 struct PairSums {

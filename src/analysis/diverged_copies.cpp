@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "gradclip/analysis/difference.hpp"
 #include "gradclip/base/worker_pool.hpp"
 #include "gradclip/norm/findings.hpp"
 #include "gradclip/norm/shard_sums.hpp"
@@ -192,10 +193,9 @@ Finding finding_of(const ComparedPair& pair, std::uint32_t side, bool two_dumps,
         fmt::format("{}the gradient is None in some copies and not in others", found.first != kNowhere ? "; " : "");
   }
   if (!two_dumps || found.other <= 0.0 || found.first == kNowhere) return finding;
-  // What n additions round, and what storing each copy and the other dump's value rounded; as far as that says
-  // anything.
+  // What n additions round, and what storing each copy and the other dump's value rounded.
   const DType narrower = narrower_of(pair.a->dtype, pair.b->dtype);
-  const double limit = std::min(0.1, 2.0 * tensor.copies * epsilon_of(narrower)) * std::sqrt(found.other);
+  const double limit = std::min(kMostUnexplained, 2.0 * tensor.copies * epsilon_of(narrower)) * std::sqrt(found.other);
   // Where the copy that counts is as near by itself, some other copy went astray, and nothing was left out.
   const auto explains = [&](double apart) { return std::sqrt(apart) <= limit && apart < 0.25 * found.counted_apart; };
   if (explains(found.sum_apart)) {

@@ -1,9 +1,12 @@
 #pragma once
 // What any room may discover about a dump and a person should hear of.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gradclip {
@@ -17,5 +20,9 @@ struct Finding {
   std::optional<double> value;                     ///< what the kind says it is
   std::string message;                             ///< one sentence
 };
+
+[[nodiscard]] inline bool has_kind(std::span<const Finding> findings, std::string_view kind) {
+  return std::any_of(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.kind == kind; });
+}
 
 }  // namespace gradclip

@@ -36,9 +36,7 @@ void report_recorded(const Manifest& manifest, const TrainingStep& step, const C
                      NormResult& result) {
   const std::optional<double> recorded = manifest.training.grad_norm;
   if (!recorded || !measures_what_was_recorded(manifest, step, options)) return;
-  const bool nonfinite = std::any_of(result.findings.begin(), result.findings.end(),
-                                     [](const Finding& finding) { return finding.kind == "nonfinite"; });
-  if (nonfinite || result.statistics.elements == 0 || !std::isfinite(result.total)) return;
+  if (has_kind(result.findings, "nonfinite") || result.statistics.elements == 0 || !std::isfinite(result.total)) return;
   std::vector<double> totals{result.total};
   for (const RankTotal& seen : result.reference.totals) totals.push_back(seen.total);
   Finding finding{

@@ -98,22 +98,20 @@ void report_disagreement(const ReferenceView& view, std::vector<Finding>& findin
                               view.totals.size(), numbers, nan.empty() ? "" : ", and NaN on " + named_ranks(nan))});
 }
 
-void report_total(const NormResult& result, Numerics numerics, std::vector<Finding>& findings) {
+void report_total(NormResult& result, Numerics numerics) {
   double total = result.total;
   for (const RankTotal& seen : result.reference.totals) {
     if (numerics != Numerics::exact && std::isfinite(total)) total = seen.total;
   }
   // Of a copy that does not count, too: in a rank's own total it does.
-  const bool explained =
-      std::any_of(findings.begin(), findings.end(), [](const Finding& finding) { return finding.kind == "nonfinite"; });
-  if (std::isfinite(total) || explained) return;
-  findings.push_back({.kind = "total-nonfinite",
-                      .parameter = {},
-                      .ranks = {},
-                      .index = {},
-                      .value = total,
-                      .message = fmt::format("the total norm for p = {} is {} although every gradient is finite",
-                                             result.order.p, std::isnan(total) ? "NaN" : "infinite")});
+  if (std::isfinite(total) || has_kind(result.findings, "nonfinite")) return;
+  result.findings.push_back({.kind = "total-nonfinite",
+                             .parameter = {},
+                             .ranks = {},
+                             .index = {},
+                             .value = total,
+                             .message = fmt::format("the total norm for p = {} is {} although every gradient is finite",
+                                                    result.order.p, std::isnan(total) ? "NaN" : "infinite")});
 }
 
 void report_nothing_seen(const TensorStatistics& total, std::vector<Finding>& findings) {

@@ -32,7 +32,7 @@ void report_disagreement(const ReferenceView& view, std::vector<Finding>& findin
 
 /// `total-nonfinite`: the total, or in the numerics of a training step that of a rank, where no finding `nonfinite`
 /// explains it: after these.
-void report_total(const NormResult& result, Numerics numerics, std::vector<Finding>& findings);
+void report_total(NormResult& result, Numerics numerics);
 
 /// `nothing-seen`. @param total  of all counted elements
 void report_nothing_seen(const TensorStatistics& total, std::vector<Finding>& findings);

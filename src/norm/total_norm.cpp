@@ -97,7 +97,7 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
     result.findings.push_back(std::move(finding));
   result.findings.insert(result.findings.end(), tied.begin(), tied.end());
   report_undeclared(manifest, factors.expert, result.findings);
-  report_total(result, numerics, result.findings);
+  report_total(result, numerics);
   // Of copies that do not count, too.
   std::stable_partition(result.findings.begin(), result.findings.end(), [](const Finding& finding) {
     return finding.kind == "nonfinite" || finding.kind == "total-nonfinite";

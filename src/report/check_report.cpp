@@ -32,8 +32,7 @@ std::string update_summary(const Report& report) {
 
 /// Whether NaN or infinities are all that stands against a baseline.
 bool is_nonfinite(const Report& report) {
-  return std::none_of(report.findings.begin(), report.findings.end(),
-                      [](const Finding& finding) { return finding.kind == "nothing-seen"; });
+  return !has_kind(report.findings, "nothing-seen");
 }
 
 }  // namespace

@@ -137,8 +137,7 @@ void write_nonfinite(const Report& report, const TextStyle& style, std::ostream&
   const std::optional<ReportStatistics>& statistics = report.norm->statistics;
   if (!statistics) return;
   if (!first_nonfinite_parameter(report)) {
-    const bool elsewhere = std::any_of(report.findings.begin(), report.findings.end(),
-                                       [](const Finding& finding) { return finding.kind == "nonfinite"; });
+    const bool elsewhere = has_kind(report.findings, "nonfinite");
     line(out, style, "non-finite", elsewhere ? "none that counts, but see the findings" : "none", {},
          elsewhere ? Ink::alarm : Ink::plain);
     return;

@@ -147,8 +147,8 @@ ReductionPlan plan_reduction(const Manifest& manifest, const ParameterEntry& ent
     averaged *= group.divisor;
     if (divides_around(plan.reduce)) group.divisor = 1.0;
     if (std::find(group.dimensions.begin(), group.dimensions.end(), true) == group.dimensions.end()) continue;
-    plan.reductions.push_back(std::move(group));
     if (&group == &groups.front()) plan.sums = 1;
+    plan.reductions.push_back(std::move(group));
   }
   if (divides_around(plan.reduce)) {
     plan.before = division_before(averaged);
