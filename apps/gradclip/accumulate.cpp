@@ -46,10 +46,13 @@ class ScratchDirectory {
   std::filesystem::path path_;
 };
 
-MicrobatchDumps open_microbatches(const Session& session, const CommandLine& line) {
+MicrobatchDumps open_microbatches(Session& session, const CommandLine& line) {
   MicrobatchDumps dumps;
-  dumps.push_back(std::make_unique<DumpReader>(line.dump));
-  for (const std::filesystem::path& dump : line.more_dumps) dumps.push_back(std::make_unique<DumpReader>(dump));
+  const auto open = [&](const std::filesystem::path& dump) {
+    dumps.push_back(std::make_unique<DumpReader>(dump, session.manifest_of(dump)));
+  };
+  open(line.dump);
+  for (const std::filesystem::path& dump : line.more_dumps) open(dump);
   order_microbatches(dumps);
   for (const std::unique_ptr<DumpReader>& dump : dumps) {
     if (!line.output.empty()) require_apart(dump->directory(), line.output, line.overwrite);
@@ -104,7 +107,7 @@ ExitCode run_accumulate(Session& session, const CommandLine& line) {
   const MicrobatchDumps dumps = open_microbatches(session, line);
   std::optional<DumpReader> training;
   if (line.checked) {
-    training.emplace(*line.checked);
+    training.emplace(*line.checked, session.manifest_of(*line.checked));
     if (!line.output.empty()) require_apart(*line.checked, line.output, line.overwrite);
     session.check_report_path(*line.checked, line.output);
   }

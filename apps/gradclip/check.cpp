@@ -53,7 +53,7 @@ void refuse_baseline_as_report(const CommandLine& line) {
 }
 
 ExitCode run_check(Session& session, const CommandLine& line) {
-  DumpReader dump(line.dump);
+  DumpReader dump = session.open(line.dump);
   TrainingStep step = training_step(dump.manifest(), line.scale);
   check_paths(session, line);
 

@@ -7,8 +7,8 @@ namespace gradclip {
 
 ExitCode run_diff(Session& session, const CommandLine& line) {
   const DiffOptions options = diff_options(line.diff);
-  DumpReader a(line.dump);
-  DumpReader b(line.diff.other);
+  DumpReader a = session.open(line.dump);
+  DumpReader b = session.open(line.diff.other);
   session.check_report_path(line.dump, {});
   session.check_report_path(line.diff.other, {});
 

@@ -106,6 +106,24 @@ std::string summary_of(const WorkPlan& plan, const std::vector<Viewer>& viewers)
 
 }  // namespace
 
+void require_one_manifest(Communicator& comm, const std::filesystem::path& directory, std::uint64_t text_checksum) {
+  struct Seen {
+    std::uint64_t checksum;
+    HostName name;
+  };
+  const std::vector<Seen> all = gather_value(comm, Seen{text_checksum, name_of_this_host()});
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const Seen& one) { return one.checksum != all[0].checksum; });
+  if (other == all.end()) return;
+  throw Error(ExitCode::bad_input,
+              {.where = (directory / kManifestName).string(),
+               .found = fmt::format("process {} (host {}) read another manifest than process 0 (host {})",
+                                    other - all.begin(), host(other->name), host(all[0].name)),
+               .expected = "one dump, the same for all processes, that nobody changes",
+               .advice = "give all of them one directory; where hosts have storage of their own, use norms or clip "
+                         "with --locality files"});
+}
+
 Manifest manifest_of_first(Communicator& comm, const std::filesystem::path& directory) {
   std::string text;
   if (comm.process() == 0) text = read_manifest_text(directory);

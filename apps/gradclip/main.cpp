@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
   // A closed pipe and the limit of file sizes are failed writes, which end all processes alike.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
-  if (is_check_helper(argc, argv)) return serve_rank_checks(argv[2]);
+  if (is_check_helper(argc, argv)) return serve_rank_checks(argv);
   HostBoard board;
   std::optional<Watch> watch;
   std::unique_ptr<Communicator> comm;
@@ -84,6 +84,7 @@ int main(int argc, char** argv) {
     watch->stop();    // a launcher may end the others with a signal once one has returned a code
     return static_cast<int>(code);
   } catch (...) {
+    if (watch) watch->give_way();
     if (session) session->end_progress();
     const Failure failure = current_failure();
     // Before the others are asked, since that may end this process; and what is told last is what stderr says.

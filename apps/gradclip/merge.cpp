@@ -42,7 +42,7 @@ ExitCode run_merge(Session& session, const CommandLine& line) {
   std::optional<NamePattern> only;
   if (line.merge.only) only.emplace(*line.merge.only, "--only");
   refuse_misleading_name(line.output, line.merge.format);
-  DumpReader dump(line.dump);
+  DumpReader dump = session.open(line.dump);
   const std::unique_ptr<MergedOutput> output = make_merged_output(dump, line.output, line.overwrite, line.merge.format);
   session.check_report_path(line.dump, line.output);
 

@@ -180,9 +180,11 @@ std::string Session::launch_reason() const {
   return launch_.launcher == Launcher::mpi ? "the launcher set " + launch_.sign : "no MPI launcher started this run";
 }
 
-DumpReader Session::open(const std::filesystem::path& dump) {
-  if (by_locality()) return DumpReader(dump, manifest_of_first(comm(), dump));
-  return DumpReader(dump);
+Manifest Session::manifest_of(const std::filesystem::path& dump) {
+  if (by_locality()) return manifest_of_first(comm(), dump);
+  Manifest manifest = read_manifest(dump);
+  require_one_manifest(comm(), dump, manifest.text_checksum);
+  return manifest;
 }
 
 WorkPlan Session::plan_over(const DumpReader& dump) {

@@ -58,8 +58,11 @@ class Session {
   /// Bytes of device memory of this process; 0 without a device. After backend().
   [[nodiscard]] std::uint64_t device_memory_budget() const noexcept { return device_memory_budget_; }
 
-  /// The dump, opened as --locality says. Collective. Errors: as DumpReader and manifest_of_first().
-  [[nodiscard]] DumpReader open(const std::filesystem::path& dump);
+  /// The dump's manifest, read as --locality says, the same for all processes. Collective.
+  /// Errors: as read_manifest(), require_one_manifest() and manifest_of_first().
+  [[nodiscard]] Manifest manifest_of(const std::filesystem::path& dump);
+  /// The dump with that manifest. Collective. Errors: as manifest_of().
+  [[nodiscard]] DumpReader open(const std::filesystem::path& dump) { return {dump, manifest_of(dump)}; }
   [[nodiscard]] bool by_locality() const noexcept { return options_.locality == Locality::files; }
 
   /// Everything that a pass over a dump works with. Collective.

@@ -11,7 +11,7 @@
 namespace gradclip {
 
 ExitCode run_tokens(Session& session, const CommandLine& line) {
-  DumpReader dump(line.dump);
+  DumpReader dump = session.open(line.dump);
   const Manifest& manifest = dump.manifest();
   session.check_report_path(line.dump, {});
 

@@ -2,6 +2,7 @@
 
 #include "commands.hpp"
 #include "gradclip/report/report.hpp"
+#include "locality.hpp"
 
 namespace gradclip {
 namespace {
@@ -33,6 +34,7 @@ void take_training(const Manifest& manifest, const CommandLine& line, VerifyOpti
 
 ExitCode run_verify(Session& session, const CommandLine& line) {
   ManifestReading reading = examine_manifest(line.dump);
+  require_one_manifest(session.comm(), line.dump, reading.manifest ? reading.manifest->text_checksum : 0);
   session.check_report_path(line.dump, {});
   if (!reading.manifest) {
     publish(session, line, nullptr, {}, manifest_findings(reading.problems));

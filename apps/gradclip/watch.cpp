@@ -23,6 +23,9 @@ constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 constexpr int kLookMilliseconds = 250;
 /// A process that waits for the same one as others speaks later than those before it, which may have ended it by then.
 constexpr std::chrono::milliseconds kStep{250};
+/// How long a process that was signalled waits for the others, which may not have been, before it ends.
+constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::milliseconds kLookForLeaving{5};
 
 sigset_t signals_to_watch() {
   sigset_t signals;
@@ -89,6 +92,7 @@ void Watch::look_around() {
 }
 
 void Watch::end(int signal, const std::string& message) {
+  ending_ = true;
   // Told before anybody notices that the output is gone, and before a launcher loses its patience.
   const char* const line_start = ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";  // progress may stand there
   if (board_.claim_voice()) std::fprintf(stderr, "%sgradclip: error: %s\n", line_start, message.c_str());
@@ -96,7 +100,15 @@ void Watch::end(int signal, const std::string& message) {
   discard_unfinished_files();
   board_.leave();
   if (signal == 0) ::_exit(static_cast<int>(ExitCode::resources));
-  if (launched_) ::_exit(128 + signal);
+  if (launched_) {
+    // Open MPI kills what is left of a run as soon as one of its processes has ended: while another one is removing the
+    // output that all of them made.
+    const auto patience_ends = std::chrono::steady_clock::now() + kPatience;
+    while (!board_.all_have_left() && std::chrono::steady_clock::now() < patience_ends) {
+      std::this_thread::sleep_for(kLookForLeaving);
+    }
+    ::_exit(128 + signal);
+  }
   std::signal(signal, SIG_DFL);
   sigset_t one;
   sigemptyset(&one);

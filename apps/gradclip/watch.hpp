@@ -27,6 +27,11 @@ class Watch {
   /// The longest that this process may wait in a collective. Zero: for ever.
   void limit_waiting(std::chrono::seconds limit) noexcept { limit_ = limit; }
 
+  /// Does not return if the process is being ended: for the thread that works, whose errors follow from that.
+  void give_way() noexcept {
+    if (ending_) thread_.join();
+  }
+
   /// From now on signals do what they do to any program: for a process that has said its last word. Nothrow.
   void stop() noexcept;
 
@@ -41,6 +46,7 @@ class Watch {
   sigset_t signals_{};
   int told_ = -1;  // readable: a signal
   int wake_ = -1;  // readable: stop
+  std::atomic<bool> ending_{false};
   std::atomic<std::chrono::seconds> limit_{std::chrono::seconds(0)};
   std::thread thread_;
 };

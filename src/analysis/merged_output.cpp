@@ -62,7 +62,7 @@ class MergedDump final : public MergedOutput {
                    std::vector<std::int32_t>{0});
     }
     writer_.finish_with(edited_manifest(
-        input_.directory(),
+        input_.directory(), input_.manifest(),
         {{"world_size", "1"},
          {"rank_file", R"("rank_{rank:05d}.h5")"},
          {"meshes", mesh ? fmt::format("{{{}}}", mesh_text(*mesh)) : "{}"},

@@ -42,8 +42,8 @@ std::string run_identity(const DumpReader& input, const FactorsOf& factors_of, c
                          const std::string& record) {
   Checksum checksum;
   add(checksum, record);
-  add(checksum, read_manifest_text(input.directory()));
   const Manifest& manifest = input.manifest();
+  add(checksum, checksum_text(manifest.text_checksum));
   // What differs between ranks, the coefficient, stands in the record.
   for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
     add(checksum, text_of(factors_of(p, 0)) + (expert[p] ? " expert" : ""));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace gradclip {
@@ -16,6 +17,14 @@ std::optional<char> state_of(std::int32_t id) {
   const std::size_t end = text.rfind(')');  // of its name, which may hold anything
   if (end == std::string::npos || end + 2 >= text.size()) return std::nullopt;
   return text[end + 2];
+}
+
+bool is_gone(const std::optional<char>& state) {
+  return !state || *state == 'Z' || *state == 'X';
+}
+
+bool is_stopped(const std::optional<char>& state) {
+  return state && (*state == 'T' || *state == 't');
 }
 
 std::int64_t now() noexcept {
@@ -55,15 +64,24 @@ void HostBoard::leave() noexcept {
   if (place < HostBoardMemory::kMostProcesses) memory().places[place].id = 0;
 }
 
+bool HostBoard::all_have_left() const {
+  const auto& places = memory().places;
+  return std::all_of(places.begin(), places.end(), [](const HostBoardMemory::Place& place) {
+    const std::int32_t id = place.id;
+    if (id == 0) return true;
+    const std::optional<char> state = state_of(id);
+    return is_gone(state) || is_stopped(state);
+  });
+}
+
 std::string HostBoard::who_does_not_run() const {
   for (const HostBoardMemory::Place& place : memory().places) {
     const std::int32_t id = place.id;
     if (id == 0) continue;
     const std::optional<char> state = state_of(id);
-    const bool gone = !state || *state == 'Z' || *state == 'X';
-    if (!gone && *state != 'T' && *state != 't') continue;
+    if (!is_gone(state) && !is_stopped(state)) continue;
     return fmt::format("process {} (pid {}) {}", place.process.load(), id,
-                       gone ? "is gone: it was killed, perhaps for its memory" : "is stopped");
+                       is_gone(state) ? "is gone: it was killed, perhaps for its memory" : "is stopped");
   }
   return {};
 }

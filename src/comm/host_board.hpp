@@ -46,6 +46,9 @@ class HostBoard {
   /// This process is about to leave: nobody is to miss it.
   void leave() noexcept;
 
+  /// Whether nobody of the host is to be missed any more: all have left, or do not run.
+  [[nodiscard]] bool all_have_left() const;
+
   /// "process 2 (pid 4711) is stopped", of a process that does not run; empty if all do, as far as can be seen.
   [[nodiscard]] std::string who_does_not_run() const;
 

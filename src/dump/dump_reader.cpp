@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "gradclip/base/error.hpp"
+#include "gradclip/dump/manifest_text.hpp"
 
 namespace gradclip {
 namespace {
@@ -33,10 +33,16 @@ std::size_t open_file_capacity() {
 }  // namespace
 
 DumpReader::DumpReader(std::filesystem::path directory)
-    : directory_(std::move(directory)), manifest_(read_manifest(directory_)), capacity_(open_file_capacity()) {}
+    : directory_(std::move(directory)),
+      manifest_file_(identify(directory_ / kManifestName)),
+      manifest_(read_manifest(directory_)),
+      capacity_(open_file_capacity()) {}
 
 DumpReader::DumpReader(std::filesystem::path directory, Manifest manifest)
-    : directory_(std::move(directory)), manifest_(std::move(manifest)), capacity_(open_file_capacity()) {}
+    : directory_(std::move(directory)),
+      manifest_file_(identify(directory_ / kManifestName)),
+      manifest_(std::move(manifest)),
+      capacity_(open_file_capacity()) {}
 
 std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -46,9 +52,9 @@ std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
   }
   const bool left_out_whole = left_out_ranks_.count(rank) != 0;
   if (!left_out_whole) {
-    const Identity now = identify(rank);
-    const auto [before, first_time] = opened_.emplace(rank, now);
-    if (!first_time) require_same(rank, before->second);
+    const std::filesystem::path path = path_of(rank);
+    const auto [before, first_time] = opened_.emplace(rank, identify(path));
+    if (!first_time) require_same(path, before->second);
   }
   auto file = left_out_whole ? std::make_shared<const RankFile>(manifest_, rank)
                              : std::make_shared<const RankFile>(directory_, manifest_, rank);
@@ -64,32 +70,30 @@ std::shared_ptr<const RankFile> DumpReader::rank_file(std::int32_t rank) {
   return file;
 }
 
-DumpReader::Identity DumpReader::identify(std::int32_t rank) const {
+std::filesystem::path DumpReader::path_of(std::int32_t rank) const {
+  return directory_ / manifest_.rank_file_name(rank);
+}
+
+DumpReader::Identity DumpReader::identify(const std::filesystem::path& file) {
   struct stat status {};
   // A file that is missing is told of by whoever opens it.
-  if (::stat((directory_ / manifest_.rank_file_name(rank)).c_str(), &status) != 0) return {};
+  if (::stat(file.c_str(), &status) != 0) return {};
   return {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
           static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-void DumpReader::require_same(std::int32_t rank, const Identity& before) const {
-  const Identity now = identify(rank);
+void DumpReader::require_same(const std::filesystem::path& file, const Identity& before) {
+  const Identity now = identify(file);
   if (now == before) return;
-  std::string found = "was written to while it was read";
-  if (now == Identity{}) {
-    found = "was removed while it was read";
-  } else if (now.inode != before.inode || now.device != before.device) {
-    found = "was replaced while it was read";
-  }
-  throw Error(ExitCode::bad_input, {.where = (directory_ / manifest_.rank_file_name(rank)).string(),
-                                    .found = std::move(found),
-                                    .expected = "a dump that nobody changes",
-                                    .advice = "run again once it is complete"});
+  if (now == Identity{}) refuse_changed_file(file, "was removed while it was read");
+  const bool same_file = now.inode == before.inode && now.device == before.device;
+  refuse_changed_file(file, same_file ? "was written to while it was read" : "was replaced while it was read");
 }
 
 void DumpReader::require_unchanged() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [rank, before] : opened_) require_same(rank, before);
+  require_same(directory_ / kManifestName, manifest_file_);
+  for (const auto& [rank, before] : opened_) require_same(path_of(rank), before);
 }
 
 void DumpReader::leave_out(std::int32_t rank, std::size_t parameter) {

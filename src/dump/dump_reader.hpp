@@ -41,9 +41,9 @@ class DumpReader {
   /// Thread-safe. Errors: as RankFile's constructor; as require_unchanged() for a file that is opened again.
   [[nodiscard]] std::shared_ptr<const RankFile> rank_file(std::int32_t rank);
 
-  /// Every rank file that was opened so far is still the file that it was at first, with its size and its time: for
-  /// whoever is about to say what was in them. Thread-safe. Errors: Error(bad_input) naming a file that was replaced,
-  /// written to or removed.
+  /// The manifest and every rank file that was opened so far are still the files that they were at first, with their
+  /// sizes and their times: for whoever is about to say what was in them. Thread-safe. Errors: Error(bad_input) naming
+  /// a file that was replaced, written to or removed.
   void require_unchanged();
 
   /// From now on the rank's gradient of the parameter, or all of its gradients, are taken as None: for what was found
@@ -59,10 +59,12 @@ class DumpReader {
 
     friend bool operator==(const Identity&, const Identity&) = default;
   };
-  [[nodiscard]] Identity identify(std::int32_t rank) const;
-  void require_same(std::int32_t rank, const Identity& before) const;
+  [[nodiscard]] static Identity identify(const std::filesystem::path& file);
+  static void require_same(const std::filesystem::path& file, const Identity& before);
+  [[nodiscard]] std::filesystem::path path_of(std::int32_t rank) const;
 
   std::filesystem::path directory_;
+  Identity manifest_file_;  // before it was read
   Manifest manifest_;
   std::size_t capacity_;
   std::mutex mutex_;

@@ -47,7 +47,7 @@ void DumpWriter::finish(const ManifestChanges& changes) {
 
 std::string DumpWriter::manifest_with(const ManifestChanges& changes) const {
   GRADCLIP_CHECK(input_ != nullptr, "changes of a manifest, without an input");
-  return rewritten_manifest(input_->directory(), changes);
+  return rewritten_manifest(input_->directory(), input_->manifest(), changes);
 }
 
 void DumpWriter::finish_with(const std::string& manifest) {

@@ -207,10 +207,12 @@ ManifestReading examine_manifest(const std::filesystem::path& directory) {
   return examine_manifest(text, path.string());
 }
 
-std::string rewritten_manifest(const std::filesystem::path& input_directory, const ManifestChanges& changes) {
-  return edited_manifest(input_directory, {{"state", json_string(name(changes.state))},
-                                           {"files", files_text(changes.files)},
-                                           {"clip", changes.clip_record}});
+std::string rewritten_manifest(const std::filesystem::path& input_directory, const Manifest& input,
+                               const ManifestChanges& changes) {
+  return edited_manifest(input_directory, input,
+                         {{"state", json_string(name(changes.state))},
+                          {"files", files_text(changes.files)},
+                          {"clip", changes.clip_record}});
 }
 
 std::string json_number(double value) {

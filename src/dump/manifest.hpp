@@ -123,6 +123,7 @@ struct Manifest {
   std::map<std::string, FileRecord> files;
   std::string producer;  ///< for people: "gradclip_record 0.1.0 (torch 2.9)"
   bool has_checksum = false;
+  std::uint64_t text_checksum = 0;  ///< XXH3-64 of the whole text: the same for whoever read the same manifest
   /// From examine_manifest() alone: entries that were refused, with name and dataset where they could be read. What a
   /// rank file holds of them is no surplus.
   std::vector<ParameterEntry> refused;
@@ -182,8 +183,8 @@ struct ManifestChanges {
 };
 
 /// The input's manifest with the changes, unknown keys kept, the order of keys kept, checksum made anew; as file
-/// content.
-[[nodiscard]] std::string rewritten_manifest(const std::filesystem::path& input_directory,
+/// content. Errors: as edited_manifest().
+[[nodiscard]] std::string rewritten_manifest(const std::filesystem::path& input_directory, const Manifest& input,
                                              const ManifestChanges& changes);
 
 /// JSON numbers as the format writes them, and as Python spells them: the shortest digits that read back as the same

@@ -28,6 +28,7 @@ class ManifestParser {
     const JsonStream stream{"parameters", [this](const std::string&, std::size_t index, nlohmann::json&& value) {
                               parameters_.take(index, value);
                             }};
+    manifest_.text_checksum = xxh3_64(text.data(), text.size());
     const JsonDocument document = parse_json(text, where_, &stream);
     const JsonField root(document.root, where_, "");
     check_format(root);

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "gradclip/base/error.hpp"
 #include "gradclip/dump/checksum.hpp"
 #include "gradclip/dump/json_document.hpp"
 
@@ -51,18 +52,29 @@ std::string nested_text(std::span<const std::int32_t> ranks, std::span<const std
 
 }  // namespace
 
+void refuse_changed_file(const std::filesystem::path& file, std::string found) {
+  throw Error(ExitCode::bad_input, {.where = file.string(),
+                                    .found = std::move(found),
+                                    .expected = "a dump that nobody changes",
+                                    .advice = "run again once it is complete"});
+}
+
 std::string manifest_text(const ManifestMembers& members) {
   ManifestText text;
   for (const auto& [key, value] : members) text.append(json_string(key), value);
   return std::move(text).finish(kManifestName);
 }
 
-std::string edited_manifest(const std::filesystem::path& input_directory, ManifestMembers members) {
-  const std::string input = read_manifest_text(input_directory);
+std::string edited_manifest(const std::filesystem::path& input_directory, const Manifest& input,
+                            ManifestMembers members) {
+  const std::string input_text = read_manifest_text(input_directory);
+  if (xxh3_64(input_text.data(), input_text.size()) != input.text_checksum) {
+    refuse_changed_file(input_directory / kManifestName, "was replaced while the dump was read");
+  }
   for (auto& [key, value] : members) key = json_string(key);
   std::vector<bool> placed(members.size(), false);
   ManifestText text;
-  for (const JsonMember& member : root_members(input)) {
+  for (const JsonMember& member : root_members(input_text)) {
     if (member.key == "\"checksum\"") continue;
     const auto change =
         std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.first == member.key; });

@@ -18,12 +18,19 @@ using ManifestMembers = std::vector<std::pair<std::string, std::string>>;
 /// large.
 [[nodiscard]] std::string read_manifest_text(const std::filesystem::path& directory);
 
+/// For a file of a dump that is no longer what was read of it. @param found  "was ..."  Errors: Error(bad_input),
+/// always.
+[[noreturn]] void refuse_changed_file(const std::filesystem::path& file, std::string found);
+
 /// A manifest of these members, in their order, with its checksum; as file content.
 [[nodiscard]] std::string manifest_text(const ManifestMembers& members);
 
 /// The input's manifest with these members in place of its own (an empty text: neither), the others and the order of
 /// all kept, new ones at the end, checksum made anew; as file content.
-[[nodiscard]] std::string edited_manifest(const std::filesystem::path& input_directory, ManifestMembers members);
+/// @param input  what was read of it. Its text is not kept: it can be large, and few commands write one
+/// Errors: Error(bad_input) if the file is no longer the one that `input` was read from.
+[[nodiscard]] std::string edited_manifest(const std::filesystem::path& input_directory, const Manifest& input,
+                                          ManifestMembers members);
 
 /// The value of "files".
 [[nodiscard]] std::string files_text(const std::map<std::string, FileRecord>& files);

@@ -69,11 +69,12 @@ std::string manifest_of(const MicrobatchDumps& dumps, const std::vector<Reductio
   for (const ReductionPlan& plan : plans) {
     entries.push_back(parameter_text(plan.output, plan.output.mesh ? &manifest.meshes[*plan.output.mesh] : nullptr));
   }
-  return edited_manifest(dumps[0]->directory(), {{"microbatch", "null"},
-                                                 {"accumulation", ""},
-                                                 {"parameters", parameters_text(entries)},
-                                                 {"files", files_text(files)},
-                                                 {"accumulate", record_text(dumps, options, result)}});
+  return edited_manifest(dumps[0]->directory(), manifest,
+                         {{"microbatch", "null"},
+                          {"accumulation", ""},
+                          {"parameters", parameters_text(entries)},
+                          {"files", files_text(files)},
+                          {"accumulate", record_text(dumps, options, result)}});
 }
 
 void add_once(DType dtype, std::vector<DType>& types) {

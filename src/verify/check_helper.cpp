@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "gradclip/base/error.hpp"
+#include "gradclip/dump/checksum.hpp"
 #include "gradclip/verify/check_message.hpp"
 #include "gradclip/verify/check_pipe.hpp"
 
@@ -77,7 +78,8 @@ void CheckHelper::start() {
   std::string program = "gradclip";
   std::string command = kHelperCommand;
   std::string directory = dump_.directory().string();
-  char* const words[] = {program.data(), command.data(), directory.data(), nullptr};
+  std::string manifest = checksum_text(dump_.manifest().text_checksum);
+  char* const words[] = {program.data(), command.data(), directory.data(), manifest.data(), nullptr};
   const int status = ::posix_spawn(&process_, kThisProgram, &actions, &attributes, words, environ);
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);

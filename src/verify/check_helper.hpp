@@ -15,7 +15,7 @@ namespace gradclip {
 /// The most helpers of one process that work side by side: each reads the manifest and holds it.
 inline constexpr std::size_t kMostHelpers = 4;
 
-/// What the first word of the command line is in a helper; the second is the dump.
+/// What the first word of the command line is in a helper; then come the dump and its manifest's text_checksum.
 inline constexpr char kHelperCommand[] = "--check-rank-files";
 
 /// check_rank() in another process. A helper, which is this very program, is started when it is first needed; it forks
@@ -50,6 +50,7 @@ class CheckHelper {
 [[nodiscard]] bool is_check_helper(int argc, const char* const* argv) noexcept;
 
 /// The helper: checks the ranks whose numbers come on stdin until it closes, results on stdout. @return its exit code
-int serve_rank_checks(const std::filesystem::path& directory);
+/// @param argv  the helper's
+int serve_rank_checks(const char* const* argv);
 
 }  // namespace gradclip

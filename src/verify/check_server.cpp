@@ -20,6 +20,9 @@
 #include <string_view>
 #include <system_error>
 
+#include "gradclip/base/error.hpp"
+#include "gradclip/dump/checksum.hpp"
+#include "gradclip/dump/manifest_text.hpp"
 #include "gradclip/verify/check_helper.hpp"
 #include "gradclip/verify/check_message.hpp"
 #include "gradclip/verify/check_pipe.hpp"
@@ -59,13 +62,11 @@ void limit_time(const std::filesystem::path& file) {
   limit(RLIMIT_CPU, kSecondsForAnyFile + (unknown ? 0 : bytes / kBytesPerSecond));
 }
 
-Manifest read_again(const std::filesystem::path& directory) {
+/// @param text_checksum  of what this helper's starter read
+Manifest read_again(const std::filesystem::path& directory, std::string_view text_checksum) {
   ManifestReading reading = examine_manifest(directory);
-  if (!reading.manifest) {
-    throw Error(ExitCode::bad_input, {.where = directory.string(),
-                                      .found = "its manifest was changed while the dump was read",
-                                      .expected = {},
-                                      .advice = "run again when nobody writes to it"});
+  if (!reading.manifest || checksum_text(reading.manifest->text_checksum) != text_checksum) {
+    refuse_changed_file(directory / kManifestName, "was replaced while the dump was read");
   }
   return std::move(*reading.manifest);
 }
@@ -140,16 +141,17 @@ IsolatedCheck check_apart(DumpReader& dump, std::int32_t rank) {
 }  // namespace
 
 bool is_check_helper(int argc, const char* const* argv) noexcept {
-  return argc == 3 && std::string_view(argv[1]) == kHelperCommand;
+  return argc == 4 && std::string_view(argv[1]) == kHelperCommand;
 }
 
-int serve_rank_checks(const std::filesystem::path& directory) {
+int serve_rank_checks(const char* const* argv) {
+  const std::filesystem::path directory = argv[2];
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   limit(RLIMIT_CORE, 0);
   limit(RLIMIT_FSIZE, 0);
   std::optional<DumpReader> dump;
   const CheckReply opened = reply_of([&] {
-    dump.emplace(directory, read_again(directory));
+    dump.emplace(directory, read_again(directory, argv[3]));
     return RankCheck{};
   });
   std::int32_t rank = 0;

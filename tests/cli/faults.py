@@ -60,15 +60,16 @@ class Place:
         self.work = folder / "work"
         self.work.mkdir()
         self.out = self.work / "out"
+        self.unfinished = self.work / "out.partial" / "output"  # where the rank files of `out` are made
 
     def clip(self, *args, np=1, **how):
         return run(np, "clip", self.dump, "-o", self.out, *args, **how)
 
-    def calls(self, call, *args, np=1, process=None):
-        """How many of these calls a run without faults makes below `work`."""
+    def calls(self, call, *args, np=1, process=None, within=None):
+        """How many of these calls a run without faults makes within that place, `work` if none is given."""
         log = self.folder / "calls"
         log.unlink(missing_ok=True)
-        result = self.clip(*args, np=np, env=faulty(call, 1 << 30, "EIO", self.work, process, log))
+        result = self.clip(*args, np=np, env=faulty(call, 1 << 30, "EIO", within or self.work, process, log))
         assert result.code == 0, result
         self.clear()
         return len(log.read_text().splitlines()) if log.exists() else 0

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from conftest import LONG, binary, refused, run
+from conftest import LONG, binary, execute, launcher, refused, run
 from dump_builder import Dump
 
 
@@ -743,3 +743,16 @@ def test_norms_and_inspect_of_bad_dumps(tool):
     path = base().write(tool.fresh("dump"))
     (path / "rank_00003.h5").unlink()
     refused(4, 3, path, "norms", path, mentions=["rank_00003.h5"])
+
+
+@pytest.mark.parametrize("command", ["norms", "clip", "verify", "check", "merge", "tokens", "diff"])
+def test_processes_that_read_different_manifests(tmp_path, command):
+    """Two dumps under one name, as hosts with storage of their own have them: here as mpirun's own two parts."""
+    dumps = [base().write(tmp_path / "a"), base(max_grad_norm=0.25).write(tmp_path / "b")]
+    more = {"clip": ["-o", tmp_path / "out"], "merge": ["-o", tmp_path / "out"], "diff": [dumps[0]],
+            "check": ["--baseline", tmp_path / "baseline.json"]}.get(command, [])
+    parts = [["-np", 1, binary(), command, dump, *more] for dump in dumps]
+    result = execute([*launcher(1)[:-2], *parts[0], ":", *parts[1]])
+    assert result.code == 3 and len(result.error_lines) == 1, result
+    assert "manifest.json" in result.err and "process 1" in result.err and "another manifest" in result.err, result
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

@@ -158,17 +158,18 @@ def stopped(launched):
     until(lambda: open(f"/proc/{launched.pid}/stat").read().rsplit(")", 1)[1].split()[0] == "T")
 
 
+@pytest.mark.parametrize("name", ["rank_00000.h5", "manifest.json"])
 @pytest.mark.parametrize("change, words", [("replaced", "replaced"), ("truncated", ""), ("written", "written to"),
                                            ("removed", "removed")])
-def test_the_input_changes_while_it_is_read(place, change, words):
+def test_the_input_changes_while_it_is_read(place, change, words, name):
     """Between the two passes, of which the second would write what the first has not measured."""
     dump = place.work / "dump"
     shutil.copytree(place.dump, dump)
-    file = dump / "rank_00000.h5"
+    file = dump / name
     other = Launched(1, "clip", dump, "-o", place.out, env=faulty("mkdir", 1, "stop", place.work))
     stopped(other)
     if change == "replaced":
-        shutil.copy(dump / "rank_00001.h5", place.work / "new")
+        shutil.copy(dump / "rank_00001.h5" if name != "manifest.json" else file, place.work / "new")
         os.replace(place.work / "new", file)
     elif change == "truncated":
         os.truncate(file, file.stat().st_size // 2)
@@ -180,7 +181,7 @@ def test_the_input_changes_while_it_is_read(place, change, words):
         file.unlink()
     os.kill(other.pid, signal.SIGCONT)
     code, _, err = other.end()
-    assert code == 3 and err.count("gradclip: error:") == 1 and "rank_00000.h5" in err and words in err, err
+    assert code == 3 and err.count("gradclip: error:") == 1 and name in err and words in err, err
     assert not place.out.exists() and not (place.work / "out.partial").exists()
 
 

@@ -23,17 +23,17 @@ def clean(place):
     place.clear()
 
 
-def slowly(place):
-    """A run that takes seconds to write: each of its writes waits."""
-    return faulty("write", "1+", "slow", place.work)
+def held(place, number=1):
+    """A run that never gets to the end: from that write of a rank file on all wait, however busy the machine is."""
+    return faulty("write", f"{number}+", "wait", place.unfinished)
 
 
 def begun(place):
-    until(lambda: (place.work / "out.partial" / "output").is_dir())
+    until(place.unfinished.is_dir)
 
 
-def assert_ended(place, launched, code, *words, told=True):
-    got, out, err = launched.end()
+def assert_ended(place, launched, code, *words, told=True, within=10):
+    got, out, err = launched.end(within)
     assert got in (code if isinstance(code, tuple) else (code,)), (got, err)
     lines = [line for line in err.splitlines() if "gradclip: error:" in line]
     assert len(lines) == 1 or not (told or lines), err
@@ -46,7 +46,7 @@ def assert_ended(place, launched, code, *words, told=True):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_one_process(place, sent):
-    launched = Launched(1, "clip", place.dump, "-o", place.out, env=slowly(place),
+    launched = Launched(1, "clip", place.dump, "-o", place.out, env=held(place),
                         preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL))  # a test may run where it is ignored
     begun(place)
     os.kill(launched.pid, sent)
@@ -56,14 +56,16 @@ def test_a_signal_to_one_process(place, sent):
 
 def test_a_signal_while_a_report_is_written(place):
     report = place.work / "report.json"
-    launched = Launched(1, "norms", place.dump, "--report", report, env=faulty("sync", 1, "slow", place.work))
+    launched = Launched(1, "norms", place.dump, "--report", report, env=faulty("sync", 1, "wait", place.work))
     until(lambda: any(place.work.iterdir()))
     os.kill(launched.pid, signal.SIGTERM)
     assert_ended(place, launched, -signal.SIGTERM, "interrupted by SIGTERM")
 
 
 def test_a_signal_with_resume_keeps_what_is_finished(place):
-    launched = Launched(1, "clip", place.dump, "-o", place.out, "--resume", env=slowly(place))
+    options = ["--resume", "--threads", "1"]  # one file after another
+    last = place.calls("write", *options, within=place.unfinished)
+    launched = Launched(1, "clip", place.dump, "-o", place.out, *options, env=held(place, last))
     notes = place.work / "out.partial" / "finished"
     until(lambda: notes.is_dir() and len(list(notes.iterdir())) > 1)
     os.kill(launched.pid, signal.SIGTERM)
@@ -82,7 +84,7 @@ def test_a_signal_that_is_ignored_stays_so(place):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_launcher(place, sent):
-    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=held(place))
     begun(place)
     os.kill(launched.pid, sent)
     # Open MPI 4 forwards nothing more of what its processes say once it is interrupted itself.
@@ -90,21 +92,21 @@ def test_a_signal_to_the_launcher(place, sent):
 
 
 def test_a_signal_to_one_of_three(place):
-    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=held(place))
     begun(place)
     os.kill(launched.processes()[1], signal.SIGTERM)
     assert_ended(place, launched, 143, "interrupted by SIGTERM")
 
 
 def test_one_of_three_is_killed(place):
-    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=held(place))
     begun(place)
     os.kill(launched.processes()[1], signal.SIGKILL)
     assert_ended(place, launched, 137, "process", "is gone: it was killed")
 
 
 def test_the_launcher_is_killed(place):
-    launched = Launched(3, "clip", place.dump, "-o", place.out, env=slowly(place))
+    launched = Launched(3, "clip", place.dump, "-o", place.out, env=held(place))
     begun(place)
     pids = launched.processes()
     os.kill(launched.pid, signal.SIGKILL)
@@ -118,11 +120,12 @@ def test_the_launcher_is_killed(place):
 
 @pytest.mark.parametrize("process", [0, 1, 2] if LONG else [1])
 def test_one_of_three_is_stopped(place, process):
-    launched = Launched(3, "clip", place.dump, "-o", place.out, "--timeout", "2",
+    launched = Launched(3, "clip", place.dump, "-o", place.out, "--timeout", "4",
                         env=faulty("read", 5, "stop", f"{place.dump}/rank_", process))
     began = time.monotonic()
-    assert_ended(place, launched, 5, "within 2 s (--timeout)", f"process {process} (pid", "is stopped")
-    assert time.monotonic() - began > 2
+    # Starting takes its time too, on a busy machine.
+    assert_ended(place, launched, 5, "within 4 s (--timeout)", f"process {process} (pid", "is stopped", within=20)
+    assert time.monotonic() - began > 4
 
 
 def test_a_timeout_is_a_number_of_seconds(place):

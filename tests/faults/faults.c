@@ -4,8 +4,8 @@
  *   FAULT=CALL:N:WHAT:PATH   CALL: open read write sync rename mkdir remove allocate, or change: any but open and read.
  *                            N: which of these calls on paths that contain PATH, 1 first; N+: it and all after it.
  *                            WHAT: ENOSPC EIO EINTR EROFS ENOENT EDQUOT EACCES; short; kill (instead of the call);
- *                            killed (after it); stop (SIGSTOP, then the call); slow (0.3 s later); flip (write: a bit
- *                            in its middle).
+ *                            killed (after it); stop (SIGSTOP, then the call); wait (a minute: the test goes on meanwhile);
+ *                            flip (write: a bit in its middle).
  *   FAULT_PROCESS=K          only in this process of an MPI run
  *   FAULT_LOG=FILE           each such call is a line of it: CALL PATH
  */
@@ -25,7 +25,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { nothing = 0, shorter = -1, killed_after = -2, slow = -3, flip = -4 };
+enum { nothing = 0, shorter = -1, killed_after = -2, wait_long = -3, flip = -4 };
 
 static struct {
   int active;
@@ -47,7 +47,7 @@ static int error_of(const char* name) {
     int error;
   } errors[] = {{"ENOSPC", ENOSPC},       {"EIO", EIO},       {"EINTR", EINTR},   {"EROFS", EROFS},
                 {"ENOENT", ENOENT},       {"EDQUOT", EDQUOT}, {"EACCES", EACCES}, {"short", shorter},
-                {"killed", killed_after}, {"slow", slow},     {"flip", flip}};
+                {"killed", killed_after}, {"wait", wait_long}, {"flip", flip}};
   for (size_t i = 0; i < sizeof errors / sizeof *errors; ++i) {
     if (strcmp(name, errors[i].name) == 0) return errors[i].error;
   }
@@ -93,7 +93,7 @@ static int fate(const char* call, const char* path) {
     kill(getpid(), fault.signal);
     if (fault.signal == SIGKILL) _exit(137);
   }
-  if (fault.error == slow) usleep(300000);
+  if (fault.error == wait_long) sleep(60);
   return fault.error;
 }
 

@@ -141,7 +141,7 @@ class Fuzzer {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
-  if (gradclip::is_check_helper(argc, argv)) return gradclip::serve_rank_checks(argv[2]);
+  if (gradclip::is_check_helper(argc, argv)) return gradclip::serve_rank_checks(argv);
   if (argc != 4) {
     std::fprintf(stderr, "usage: rank_file_fuzz DUMP EXECUTIONS SEED\n");
     return 2;

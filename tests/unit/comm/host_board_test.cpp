@@ -53,9 +53,13 @@ TEST(HostBoard, NamesAProcessThatDoesNotRun) {
   }
   host.memory->places[1].id = other;
   EXPECT_EQ(host.a.who_does_not_run(), "");
+  EXPECT_FALSE(host.b.all_have_left());
+  host.a.leave();
+  EXPECT_FALSE(host.b.all_have_left()) << "the other one runs";
   int status = 0;
   ::kill(other, SIGSTOP);
   ::waitpid(other, &status, WUNTRACED);
+  EXPECT_TRUE(host.b.all_have_left()) << "nobody waits for a process that is stopped";
   EXPECT_EQ(host.a.who_does_not_run(), "process 5 (pid " + std::to_string(other) + ") is stopped");
   ::kill(other, SIGKILL);
   ::waitpid(other, &status, 0);

@@ -355,13 +355,16 @@ TEST(ReadManifest, RefusesMoreThanOneGibibyteUnread) {
 
 TEST(RewrittenManifest, KeepsWhatItDoesNotChange) {
   const test::TemporaryDirectory directory;
-  std::ofstream(directory / kManifestName)
-      << R"({"zeta": {"b": 1.50, "a": [1E2, 2]}, "state": "before_scale", "checksum": "00", "files": {"old": {"bytes": 1}},
+  const std::string input =
+      R"({"zeta": {"b": 1.50, "a": [1E2, 2]}, "state": "before_scale", "checksum": "00", "files": {"old": {"bytes": 1}},
              "format": "gradclip.dump"})";
-  const std::string text =
-      rewritten_manifest(directory.path(), {.state = GradientState::after_clip,
-                                            .files = {{"rank_00000.h5", {.bytes = 5, .xxh3_64 = 10}}},
-                                            .clip_record = R"({"total":1.0})"});
+  std::ofstream(directory / kManifestName) << input;
+  const ManifestChanges changes{.state = GradientState::after_clip,
+                                .files = {{"rank_00000.h5", {.bytes = 5, .xxh3_64 = 10}}},
+                                .clip_record = R"({"total":1.0})"};
+  Manifest read;
+  read.text_checksum = xxh3_64(input.data(), input.size());
+  const std::string text = rewritten_manifest(directory.path(), read, changes);
   EXPECT_NE(text.find(R"("zeta":{"b": 1.50, "a": [1E2, 2]})"), std::string::npos) << text;
   EXPECT_LT(text.find("zeta"), text.find("state"));
   const json root = json::parse(text);
@@ -372,6 +375,17 @@ TEST(RewrittenManifest, KeepsWhatItDoesNotChange) {
       R"({"clip":{"total":1.0},"files":{"rank_00000.h5":{"bytes":5,"xxh3_64":"000000000000000a"}},)"
       R"("format":"gradclip.dump","state":"after_clip","zeta":{"a":[1E2,2],"b":1.50}})";
   EXPECT_EQ(root["checksum"], checksum_text(xxh3_64(hashed.data(), hashed.size())));
+}
+
+TEST(RewrittenManifest, IsOfTheManifestThatWasRead) {
+  const test::TemporaryDirectory directory;
+  std::ofstream(directory / kManifestName) << example().dump();
+  const Manifest read = read_manifest(directory.path());
+  const ManifestChanges changes{.files = {}, .clip_record = "{}"};
+  EXPECT_NO_THROW(static_cast<void>(rewritten_manifest(directory.path(), read, changes)));
+  std::ofstream(directory / kManifestName, std::ios::app) << ' ';
+  expect_error(ExitCode::bad_input, {"manifest.json", "was replaced while the dump was read", "that nobody changes"},
+               [&] { static_cast<void>(rewritten_manifest(directory.path(), read, changes)); });
 }
 
 /// Half of the parameters on a mesh of all ranks, half on one of eight parts; shapes and names as real models have
