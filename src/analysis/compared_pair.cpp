@@ -14,12 +14,6 @@ namespace {
 using Kind = Placement::Kind;
 using Entries = std::vector<std::size_t>;  // of one name, in manifest order
 
-bool is_distinct(const Manifest& manifest, const ParameterEntry& entry) {
-  if (entry.mesh) return false;
-  if (entry.copies != Copies::undeclared) return entry.copies == Copies::distinct;
-  return manifest.is_expert(entry, manifest.training.ep_axis_name.value_or(""));
-}
-
 /// The shape that both have, or nothing.
 std::optional<std::vector<std::int64_t>> common_shape(const ComparedTensor& a, const ComparedTensor& b) {
   if (a.shape == b.shape) return a.shape;
@@ -72,7 +66,8 @@ ComparedTensor compared_tensor(const Manifest& manifest, std::size_t parameter) 
   tensor.elements = entry.elements;
   tensor.dtype = entry.dtype;
   if (!entry.mesh) {
-    tensor.distinct = is_distinct(manifest, entry) && entry.ranks.size() > 1;
+    tensor.distinct = entry.is_distinct(manifest.is_expert(entry, manifest.training.ep_axis_name.value_or(""))) &&
+                      entry.ranks.size() > 1;
     if (tensor.distinct) {
       const auto ranks = static_cast<std::int64_t>(entry.ranks.size());
       tensor.shape.insert(tensor.shape.begin(), ranks);

@@ -182,8 +182,7 @@ ShardRole Manifest::role(const ParameterEntry& parameter, std::int32_t rank, boo
     const DeviceMesh& mesh = meshes[*parameter.mesh];
     return shard_role(mesh, parameter.layout(), mesh.coordinate(rank));
   }
-  const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
-  if (distinct) return {.counted = true, .copies = {rank}, .addends = {rank}};
+  if (parameter.is_distinct(expert)) return {.counted = true, .copies = {rank}, .addends = {rank}};
   return {.counted = rank == parameter.ranks.front(), .copies = parameter.ranks, .addends = {rank}};
 }
 

@@ -82,6 +82,10 @@ struct ParameterEntry {
     return gradient_placements ? *gradient_placements : placements;
   }
   [[nodiscard]] bool has_partial() const noexcept;  ///< whether layout() has a Partial dimension
+  /// Whether it is a plain tensor of which each rank has one of its own. Undeclared, experts are taken for that.
+  [[nodiscard]] bool is_distinct(bool is_expert) const noexcept {
+    return !mesh && (copies == Copies::distinct || (copies == Copies::undeclared && is_expert));
+  }
   /// What /none and /packed/index call it: the name, or "dataset" where the entry has its own.
   [[nodiscard]] const std::string& recorded_name() const noexcept { return own_dataset ? dataset : name; }
 };

@@ -24,6 +24,7 @@ struct StoredShard {
   std::optional<float> scale_inv;        ///< float8
   std::string dataset;                   ///< path in the file, for messages and HDF5
   ShardLayout layout;                    ///< the recorded offset or ranges considered
+  bool own_slice = false;                ///< whether they decided, and not the placements
 };
 
 /// The labels of one microbatch, found and checked: int64 [batch, sequence].

@@ -44,6 +44,11 @@ void check_scale(const std::optional<float>& scale, DType dtype, const std::stri
                                     .kind = "dtype"});
 }
 
+void take_slice(RecordedLayout&& recorded, StoredShard& shard) {
+  shard.layout = std::move(recorded.layout);
+  shard.own_slice = recorded.own_slice;
+}
+
 }  // namespace
 
 void RankFile::State::check_storage(const hdf5::Dataset& dataset, const std::string& where) const {
@@ -199,7 +204,7 @@ std::unique_ptr<const StoredShard> RankFile::State::find_dataset(std::size_t par
   if (const auto ranges = hdf5::integer_attribute(dataset.handle, "global_ranges", here)) {
     slice.global_ranges = ranges_of(*ranges, here);
   }
-  shard->layout = recorded_layout(manifest, entry, rank, slice, here);
+  take_slice(recorded_layout(manifest, entry, rank, slice, here), *shard);
   shard->elements = dataset.elements();
   shard->xxh3_64 = hdf5::unsigned_attribute(dataset.handle, "xxh3_64", here);
   if (const auto scale = hdf5::number_attribute(dataset.handle, "scale_inv", here)) {
@@ -229,8 +234,8 @@ std::unique_ptr<const StoredShard> RankFile::State::find_packed(std::size_t para
   }
   auto shard = std::make_unique<StoredShard>();
   shard->dtype = packed_entry.dtype;
-  shard->layout = recorded_layout(manifest, entry, rank,
-                                  {packed_entry.shape, packed_entry.global_offset, packed_entry.global_ranges}, here);
+  const RecordedSlice slice{packed_entry.shape, packed_entry.global_offset, packed_entry.global_ranges};
+  take_slice(recorded_layout(manifest, entry, rank, slice, here), *shard);
   shard->elements = packed_entry.elements;
   shard->dataset_offset = packed_entry.offset;
   shard->xxh3_64 = packed_entry.xxh3_64;

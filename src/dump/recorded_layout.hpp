@@ -17,10 +17,15 @@ struct RecordedSlice {
   std::optional<std::vector<DimensionRange>> global_ranges;
 };
 
+struct RecordedLayout {
+  ShardLayout layout;
+  bool own_slice = false;  ///< whether the recorder's word decided, and not the placements
+};
+
 /// global_ranges win over the placements; global_offset must agree with them, and wins where they leave the slices
 /// open. Errors: Error(bad_input) that shows both, for a shape or an offset that contradicts the placements.
 /// @pre manifest.holds(parameter, rank)
-[[nodiscard]] ShardLayout recorded_layout(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank,
-                                          const RecordedSlice& slice, const std::string& where);
+[[nodiscard]] RecordedLayout recorded_layout(const Manifest& manifest, const ParameterEntry& parameter,
+                                             std::int32_t rank, const RecordedSlice& slice, const std::string& where);
 
 }  // namespace gradclip

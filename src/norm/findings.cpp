@@ -44,6 +44,31 @@ void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zero
   }
 }
 
+void report_coverage(const Manifest& manifest, std::size_t parameter, const ShardSums& sums, bool expert,
+                     std::vector<Finding>& findings) {
+  const ParameterEntry& entry = manifest.parameters[parameter];
+  if (sums.none[parameter] != 0) return;
+  const std::uint64_t found = sums.parameters[parameter].elements;
+  const std::uint64_t expected = entry.elements * (entry.is_distinct(expert) ? entry.ranks.size() : 1);
+  std::string message;
+  if (!entry.has_partial() && found != expected) {
+    message = fmt::format("the slices of all ranks have {} elements together; expected {}, the whole tensor", found,
+                          expected);
+  } else if (std::binary_search(sums.uncovered.begin(), sums.uncovered.end(), parameter)) {
+    message = fmt::format(
+        "the slices of all ranks hold some elements twice and others not at all, by {}; expected each element once",
+        entry.flat_ranges.empty() ? "their global_offset or global_ranges" : R"("flat_ranges")");
+  } else {
+    return;
+  }
+  findings.push_back({.kind = "placement",
+                      .parameter = entry.name,
+                      .ranks = manifest.holders(entry),
+                      .index = {},
+                      .value = {},
+                      .message = std::move(message)});
+}
+
 void report_undeclared(const Manifest& manifest, const std::vector<bool>& expert, std::vector<Finding>& findings) {
   std::vector<char> seen(static_cast<std::size_t>(manifest.world_size), 0);
   const ParameterEntry* first = nullptr;

@@ -24,6 +24,11 @@ namespace gradclip {
 /// `nonfinite`, one per parameter, of what counts. @param zeroed  whether NaN and infinities were replaced by 0
 void report_nonfinite(const Manifest& manifest, const ShardSums& sums, bool zeroed, std::vector<Finding>& findings);
 
+/// `placement`, where the parameter's shards that count are not the tensor, each element once. Of one of which a
+/// gradient is None nothing is said.
+void report_coverage(const Manifest& manifest, std::size_t parameter, const ShardSums& sums, bool expert,
+                     std::vector<Finding>& findings);
+
 /// `undeclared-plain-tensor`, one for the whole dump.
 void report_undeclared(const Manifest& manifest, const std::vector<bool>& expert, std::vector<Finding>& findings);
 

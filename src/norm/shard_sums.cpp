@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "gradclip/base/dispatch.hpp"
+#include "gradclip/norm/coverage_check.hpp"
 #include "gradclip/norm/histograms.hpp"
 #include "gradclip/norm/result_exchange.hpp"
 #include "gradclip/training/offload.hpp"
@@ -21,7 +22,7 @@ namespace {
 /// Measures one model part's shards of the parameters, or all, that this process's recorded ranks hold.
 void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_t> model_part,
                   const FactorsOf& factors_of, const StatisticsRequest& request, const std::vector<char>& fingerprinted,
-                  HistogramCollector* histograms, std::vector<ShardResult>& results) {
+                  HistogramCollector* histograms, CoverageCheck* coverage, std::vector<ShardResult>& results) {
   const Manifest& manifest = run.dump.manifest();
   const std::span<const std::int32_t> mine = run.plan.ranks(run.comm.process());
   const std::size_t batch = std::min<std::size_t>(kRanksPerBatch, run.dump.capacity());
@@ -33,6 +34,7 @@ void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_
       task.fingerprint = !fingerprinted.empty() && fingerprinted[task.parameter] != 0;
       const std::uint64_t seed = std::bit_cast<std::uint32_t>(list.factors[task.factors].scale_inv);
       results.push_back({static_cast<std::uint32_t>(task.parameter), task.rank, seed, 0, {}});
+      if (coverage != nullptr) coverage->add(task);
     }
     StoredSink counting;
     if (histograms != nullptr) {
@@ -65,11 +67,11 @@ void measure_part(Run& run, ParameterRange parameters, std::optional<std::int64_
 /// Measures the shards of the parameters that this process's recorded ranks hold; rank-major, in manifest order.
 std::vector<ShardResult> measure_shards(Run& run, ParameterRange parameters, const FactorsOf& factors_of,
                                         const StatisticsRequest& request, const std::vector<char>& fingerprinted,
-                                        HistogramCollector* histograms = nullptr) {
+                                        HistogramCollector* histograms = nullptr, CoverageCheck* coverage = nullptr) {
   std::vector<ShardResult> results;
   for (const std::optional<std::int64_t> part : parts_in_turn(run.stream, run.dump.manifest(), parameters)) {
     const ScopedModuleOffloading on_device(run.stream.storage().part(part.value_or(0)), run.backend, part.has_value());
-    measure_part(run, parameters, part, factors_of, request, fingerprinted, histograms, results);
+    measure_part(run, parameters, part, factors_of, request, fingerprinted, histograms, coverage, results);
   }
   // Sums are formed in this order, whatever the order of the parts.
   std::sort(results.begin(), results.end(), [](const ShardResult& a, const ShardResult& b) {
@@ -228,8 +230,7 @@ double widen_through(DType dtype, const std::byte* element) {
 bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool expert) {
   if (parameter.tied) return true;
   if (!parameter.mesh) {
-    const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
-    return !distinct && parameter.ranks.size() > 1;
+    return !parameter.is_distinct(expert) && parameter.ranks.size() > 1;
   }
   const DeviceMesh& mesh = manifest.meshes[*parameter.mesh];
   const std::vector<Placement>& placements = parameter.layout();
@@ -241,8 +242,7 @@ bool has_copies(const Manifest& manifest, const ParameterEntry& parameter, bool 
 
 bool is_counted_copy(const Manifest& manifest, const ParameterEntry& parameter, std::int32_t rank, bool expert) {
   if (!parameter.mesh) {
-    const bool distinct = parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert);
-    return distinct || rank == parameter.ranks.front();
+    return parameter.is_distinct(expert) || rank == parameter.ranks.front();
   }
   const Coordinate at = manifest.meshes[*parameter.mesh].coordinate(rank);
   const std::vector<Placement>& placements = parameter.layout();
@@ -320,8 +320,10 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
   std::vector<StandIn> stand_ins;
   std::vector<OwnedParameter> owned;
   std::vector<ShardResult> tied;
+  CoverageCheck coverage(manifest, factors.expert);
   for (const ParameterRange& range : exchange_ranges(run)) {
-    std::vector<ShardResult> results = measure_shards(run, range, factors_of, {order}, fingerprinted, histograms);
+    std::vector<ShardResult> results =
+        measure_shards(run, range, factors_of, {order}, fingerprinted, histograms, &coverage);
 
     for (const ShardResult& result : results) {
       const ParameterEntry& entry = manifest.parameters[result.parameter];
@@ -378,6 +380,7 @@ ShardSums sum_shards(Run& run, const ParameterFactors& factors, NormOrder order,
     if (!counted_entry[one.parameter]) continue;
     add(sums.counted[one.rank], factors.zero_nonfinite ? with_nonfinite_zeroed(one.statistics) : one.statistics, order);
   }
+  sums.uncovered = coverage.uncovered(run.comm);
   std::vector<RankTorchSum> torch_sums;
   for (const auto& [rank, sum] : torch_by_rank) torch_sums.push_back(sum);
   sums.torch_sums = ascending_by_rank(gather_values(run.comm, std::span<const RankTorchSum>(torch_sums)));

@@ -79,6 +79,7 @@ struct ShardSums {
   std::vector<Suspect> suspects;                     ///< ascending
   std::vector<ShardResult> tied;                     ///< every shard of tied parameters, by parameter and rank
   std::vector<AbsentCopy> absent;                    ///< ascending
+  std::vector<std::uint32_t> uncovered;              ///< parameters whose slices hold elements twice or not at all
   std::vector<NoneShard> none_shards;                ///< of this process's recorded ranks
   std::map<std::int32_t, TensorStatistics> counted;  ///< by recorded rank: what counts there, without Partial gradients
 };

@@ -81,6 +81,9 @@ NormResult measure_gradients(Run& run, const ParameterFactors& factors, NormOrde
     add(result.ranks[slice.rank], factors.zero_nonfinite ? with_nonfinite_zeroed(slice.statistics) : slice.statistics,
         order);
   }
+  for (std::size_t p = 0; p < manifest.parameters.size(); ++p) {
+    report_coverage(manifest, p, sums, factors.expert[p], result.findings);
+  }
   report_nonfinite(manifest, sums, factors.zero_nonfinite, result.findings);
   if (factors.zero_nonfinite) {
     for (TensorStatistics& parameter : sums.parameters) parameter = with_nonfinite_zeroed(parameter);

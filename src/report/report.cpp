@@ -18,11 +18,6 @@ std::uint64_t multiply_saturating(std::uint64_t a, std::uint64_t b) noexcept {
                                                                      : a * b;
 }
 
-bool is_distinct(const ParameterEntry& parameter, bool expert) {
-  return !parameter.mesh &&
-         (parameter.copies == Copies::distinct || (parameter.copies == Copies::undeclared && expert));
-}
-
 /// Local shards that hold each element: shards tile a tensor exactly once, copies and addends repeat it.
 std::uint64_t times_stored(const Manifest& manifest, const ParameterEntry& parameter) {
   if (!parameter.mesh) return parameter.ranks.size();
@@ -77,7 +72,7 @@ ReportParameter declared(const Manifest& manifest, const ParameterEntry& entry, 
     parameter.gradient_placements = texts(*entry.gradient_placements);
   }
   parameter.elements =
-      is_distinct(entry, expert) ? multiply_saturating(entry.elements, entry.ranks.size()) : entry.elements;
+      entry.is_distinct(expert) ? multiply_saturating(entry.elements, entry.ranks.size()) : entry.elements;
   parameter.bytes =
       multiply_saturating(multiply_saturating(entry.elements, times_stored(manifest, entry)), size_of(entry.dtype));
   return parameter;

@@ -24,10 +24,6 @@ namespace {
 
 constexpr std::size_t kRanksPerCheck = 4096;  // whose results lie side by side
 
-bool is_distinct(const ParameterEntry& entry, bool expert) {
-  return !entry.mesh && (entry.copies == Copies::distinct || (entry.copies == Copies::undeclared && expert));
-}
-
 bool is_rank_file(const Manifest& manifest, const std::string& name) {
   const std::size_t begin = manifest.rank_file_pattern.find('{');
   std::int32_t rank = -1;
@@ -282,7 +278,7 @@ class Verifier {
     for (std::size_t p = 0; p < sums.parameters.size(); ++p) {
       if (counted[p]) add(total, sums.parameters[p], options_.order);
       if (!is_whole(p)) continue;
-      check_coverage(p, sums.parameters[p], sums.none[p]);
+      report_coverage(manifest_, p, sums, factors_.expert[p], findings_);
       report_zeros(p, sums.parameters[p]);
     }
     if (structure_.complete() && options_.complete) {
@@ -315,22 +311,6 @@ class Verifier {
     }
     // Entries that are cut differently are told apart by their sums, which say nothing where a part is missing.
     if (structure_.complete()) std::move(tied.begin(), tied.end(), std::back_inserter(findings_));
-  }
-
-  /// The shards that count are the tensor, each element once.
-  void check_coverage(std::size_t p, const TensorStatistics& statistics, std::uint32_t none) {
-    const ParameterEntry& entry = manifest_.parameters[p];
-    if (none != 0 || entry.has_partial()) return;
-    const std::uint64_t times = is_distinct(entry, factors_.expert[p]) ? entry.ranks.size() : 1;
-    if (statistics.elements == entry.elements * times) return;
-    findings_.push_back({.kind = "placement",
-                         .parameter = entry.name,
-                         .ranks = manifest_.holders(entry),
-                         .index = {},
-                         .value = {},
-                         .message = fmt::format("the slices of all ranks have {} elements together; expected {}, the "
-                                                "whole tensor",
-                                                statistics.elements, entry.elements * times)});
   }
 
   void report_zeros(std::size_t p, const TensorStatistics& statistics) {

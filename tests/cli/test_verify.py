@@ -190,6 +190,61 @@ def test_slices_that_are_not_the_tensor(tool):
     assert kinds(report) == ["placement"] and "15 elements" in found["message"] and "16" in found["message"]
 
 
+def flat_slices(tool, ranges):
+    dump = Dump(4, max_grad_norm=1.0)
+    dump.mesh("m", ["dp", "fsdp"], [[0, 1], [2, 3]])
+    dump.sharded("weight", numbers(1, (8, 2)), "m", ["Replicate()", "Flat()"],
+                 flat_ranges={rank: ranges[rank % 2] for rank in range(4)})
+    return dump.write(tool.fresh("dump"))
+
+
+def rows_slices(tool, ranges, placement="Shard(0)"):
+    """What the ranks say of themselves is not what their placements say."""
+    whole = numbers(1, (8, 2))
+    dump = Dump(2, max_grad_norm=1.0)
+    dump.mesh("m", ["dp"], [0, 1])
+    dump.local("weight", whole.shape, "m", [placement], {r: whole[slice(*ranges[r])] for r in range(2)})
+
+    def say(rank, file):
+        rows = [[0, *ranges[rank]], [1, 0, 2]]
+        file["gradients/weight"].attrs["global_ranges"] = np.array(rows, "<i8")
+    return dump.write(tool.fresh("dump"), edit_file=say)
+
+
+def strided_slices(tool, begins):
+    """11 rows as PyTorch versions differ on: the recorded offset decides."""
+    whole = numbers(1, (11, 2))
+    dump = Dump(4, max_grad_norm=1.0)
+    dump.mesh("m", ["dp", "tp"], [[0, 1], [2, 3]])
+    lengths = [3, 3, 3, 2]
+    shards = {r: whole[begins[r]:begins[r] + lengths[r]] for r in range(4)}
+    dump.local("weight", whole.shape, "m", ["_StridedShard(dim=0, sf=2)", "Shard(0)"], shards)
+
+    def say(rank, file):
+        file["gradients/weight"].attrs["global_offset"] = np.array([begins[rank], 0], "<i8")
+    return dump.write(tool.fresh("dump"), edit_file=say)
+
+
+@pytest.mark.parametrize("make, right, wrong, source", [
+    (flat_slices, [(0, 5), (5, 16)], [(0, 8), (0, 8)], "flat_ranges"),
+    (rows_slices, [(3, 8), (0, 3)], [(0, 4), (0, 4)], "global_ranges"),
+    (rows_slices, [(0, 7), (7, 8)], [(1, 5), (4, 8)], "global_ranges"),
+    (strided_slices, [0, 6, 3, 9], [0, 6, 0, 9], "global_offset")])
+def test_slices_that_hold_elements_twice(tool, make, right, wrong, source):
+    """As many elements as the tensor has, and not each of them once: its norm would be another one."""
+    def measured(path):
+        for command, *more in ["norms"], ["clip", "-o", tool.fresh("out")]:
+            yield run(3, command, path, *more, "--strict", "--format", "json")
+    path = make(tool, right)
+    assert kinds(verify(path, code=0)) == []
+    assert [result.code for result in measured(path)] == [0, 0]
+    path = make(tool, wrong)
+    report = verify(path)
+    assert kinds(report) == ["placement"] and source in finding(report, "placement")["message"], report
+    for result in measured(path):
+        assert result.code == 1 and finding(result.json(), "placement")["parameter"] == "weight", result
+
+
 def test_copies_of_different_sizes(tool):
     def edit(rank, file):
         if rank == 2:
