@@ -82,8 +82,16 @@ std::string clip_record(const TrainingStep& step, const ClipOptions& options, co
   return record + (result.coefficients.empty() ? "}" : "]}");
 }
 
+/// Of the tensor that would have held a total that was given: torch.stack promotes the norms of all gradients.
+DType type_of_torch_total(const Manifest& manifest) {
+  if (manifest.parameters.empty()) return DType::float32;
+  DType type = manifest.parameters.front().dtype;
+  for (const ParameterEntry& entry : manifest.parameters) type = promoted(type, entry.dtype);
+  return type;
+}
+
 /// Step 3 and 4: coefficients from the totals, and what a non-finite total leads to.
-void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& result) {
+void decide(const Manifest& manifest, const TrainingStep& step, const ClipOptions& options, ClipResult& result) {
   result.max_norm = step.max_norm;
   const bool by_rank = result.norm && options.numerics != Numerics::exact;
   bool finite = std::isfinite(result.total);
@@ -100,7 +108,8 @@ void decide(const TrainingStep& step, const ClipOptions& options, ClipResult& re
     }
   } else if (step.max_norm) {
     const bool as_reference = options.numerics != Numerics::exact;
-    result.coefficient = clip_coefficient(result.total, *step.max_norm, DType::float64, as_reference);
+    const DType dtype = options.numerics == Numerics::torch ? type_of_torch_total(manifest) : DType::float64;
+    result.coefficient = clip_coefficient(round_through(dtype, result.total), *step.max_norm, dtype, as_reference);
   }
   result.refused = !finite && options.nonfinite == NonfinitePolicy::error;
   result.skipped = !finite && options.nonfinite == NonfinitePolicy::skip;
@@ -176,7 +185,7 @@ double clip_coefficient(double total, double max_norm, DType dtype, bool as_refe
 
 void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& options, DumpWriter* output,
                          ClipResult& result) {
-  decide(step, options, result);
+  decide(run.dump.manifest(), step, options, result);
   report_effect(options, result, output != nullptr);
   if (output == nullptr || result.refused) return;
   refuse_products(run.dump.manifest(), step, result);

@@ -188,7 +188,7 @@ double torch_norm(const TensorStatistics& statistics, DType dtype, NormOrder ord
 
 void add_torch(RankTorchSum& sum, const TensorStatistics& statistics, DType dtype, NormOrder order) {
   const double norm = torch_norm(statistics, dtype, order);
-  sum.dtype = sum.any ? std::min(sum.dtype, dtype) : dtype;  // torch.stack promotes; the enumeration falls in width
+  sum.dtype = sum.any ? promoted(sum.dtype, dtype) : dtype;  // by torch.stack
   sum.any = true;
   sum.nan = sum.nan || std::isnan(norm);
   sum.inf = sum.inf || std::isinf(norm);
@@ -212,6 +212,11 @@ struct OwnedParameter {
 };
 
 }  // namespace
+
+DType promoted(DType a, DType b) noexcept {
+  const auto [wider, other] = std::minmax(a, b);  // the enumeration falls in width
+  return wider == DType::float16 && other == DType::bfloat16 ? DType::float32 : wider;
+}
 
 double round_through(DType dtype, double value) {
   return with_dtype(dtype, [&]<DType D>() -> double {

@@ -105,6 +105,9 @@ struct StandIn {
     Run& run, const ParameterFactors& factors, NormOrder order, const ShardSums& sums,
     const std::function<double(std::int32_t rank, std::uint32_t group)>& normalizer_of);
 
+/// PyTorch's promotion of two gradients' types.
+[[nodiscard]] DType promoted(DType a, DType b) noexcept;
+
 /// A number rounded to a type and back, and an element in host memory as a number: for the few places that work on
 /// single values outside a backend.
 [[nodiscard]] double round_through(DType dtype, double value);

@@ -196,10 +196,17 @@ def test_torch_numerics(gradclip, step, tmp_path):
         tolerance = {"float64": 1e-14, "float32": 1e-6}.get(max(dtypes, key=EPSILON.get), max(map(EPSILON.get, dtypes)))
         assert close(found, float(total), tolerance), f"rank {rank}: {found!r}, torch has {float(total)!r}"
         if found == float(total):
-            mine = read_rank(tmp_path / "out", rank)
-            names = list(torchs[rank]["clipped"])
-            expected = {name: (mine[name][0], raw) for name, raw in zip(names, torchs[rank]["torch_clipped"])}
-            assert_same_bits(mine, expected, f"rank {rank}")
+            assert_clipped_as_by_torch(tmp_path / "out", torchs, rank)
+    gradclip("clip", folder / "dump", "-o", tmp_path / "given", "--numerics", "torch", "--max-norm", repr(max_norm),
+             "--total-norm", repr(float(total)), reports=tmp_path)
+    for rank in range(len(torchs)):
+        assert_clipped_as_by_torch(tmp_path / "given", torchs, rank)
+
+
+def assert_clipped_as_by_torch(out, torchs, rank):
+    mine, names = read_rank(out, rank), list(torchs[rank]["clipped"])
+    expected = {name: (mine[name][0], raw) for name, raw in zip(names, torchs[rank]["torch_clipped"])}
+    assert_same_bits(mine, expected, f"rank {rank}")
 
 
 # The recorded steps ---------------------------------------------------------------------------------------------------

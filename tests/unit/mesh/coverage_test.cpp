@@ -78,7 +78,8 @@ TEST(Coverage, OfRangesOfAFlattening) {
     Coverage expected;
     for (std::int64_t e = begin; e < end; ++e) {
       Ranges one;
-      for (const std::int64_t index : parent.global_index(static_cast<std::uint64_t>(e))) one.push_back({{index, index + 1}});
+      for (const std::int64_t index : parent.global_index(static_cast<std::uint64_t>(e)))
+        one.push_back({{index, index + 1}});
       expected += block(one);
     }
     EXPECT_EQ(block(ranges, IndexRange{begin, end}), expected) << repetition;
