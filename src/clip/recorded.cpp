@@ -20,8 +20,16 @@ double limit_of(const Manifest& manifest) {
   return limit;
 }
 
+/// The divisor of experts is a size of their mesh, which a merged dump has not.
+bool has_lost_a_divisor(const Manifest& manifest, const TrainingStep& step) {
+  if (!manifest.merged || manifest.state != GradientState::before_scale) return false;
+  return std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
+                     [&](const ParameterEntry& parameter) { return manifest.is_expert(parameter, step.ep_axis_name); });
+}
+
 bool measures_what_was_recorded(const Manifest& manifest, const TrainingStep& step, const ClipOptions& options) {
   if (manifest.state == GradientState::after_clip || manifest.microbatch || options.no_scale) return false;
+  if (has_lost_a_divisor(manifest, step)) return false;
   const TrainingStep recorded = recorded_step(manifest);
   return step.order.p == recorded.order.p && step.pp_enabled == recorded.pp_enabled &&
          (!step.pp_enabled || step.pp_axis_name == recorded.pp_axis_name) &&

@@ -127,6 +127,7 @@ struct Manifest {
   std::map<std::string, FileRecord> files;
   std::string producer;  ///< for people: "gradclip_record 0.1.0 (torch 2.9)"
   bool has_checksum = false;
+  bool merged = false;              ///< `merge` made it: what followed from the job's meshes is gone
   std::uint64_t text_checksum = 0;  ///< XXH3-64 of the whole text: the same for whoever read the same manifest
   /// From examine_manifest() alone: entries that were refused, with name and dataset where they could be read. What a
   /// rank file holds of them is no surplus.

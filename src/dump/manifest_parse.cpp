@@ -117,6 +117,7 @@ class ManifestParser {
       if (const auto state = root.find("state")) manifest_.state = parse_state(*state);
     });
     attempt([&] {
+      manifest_.merged = root.find("merge").has_value();
       if (const auto producer = root.find("producer")) manifest_.producer = describe_producer(*producer);
     });
   }
