@@ -38,7 +38,7 @@ struct Descriptor {
   }
 };
 
-/// Temporary files that are being written. The mutex is held while one changes its name.
+/// Temporary files that are being written. The mutex is held while one appears or changes its name.
 struct Unfinished {
   std::mutex mutex;
   std::set<std::filesystem::path> paths;
@@ -48,12 +48,37 @@ Unfinished& unfinished() {
   return one;
 }
 
+/// A file that no other run has open; one that a killed run left behind is emptied.
+int open_alone(const std::filesystem::path& path, const Named& named) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor < 0) fail(named, "create", errno);
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      ::close(descriptor);
+      break;
+    }
+    struct stat open {};
+    struct stat there {};
+    const bool mine = ::fstat(descriptor, &open) == 0 && ::lstat(path.c_str(), &there) == 0 &&
+                      open.st_ino == there.st_ino && open.st_dev == there.st_dev;
+    if (mine && ::ftruncate(descriptor, 0) == 0) return descriptor;
+    ::close(descriptor);  // another run has just put it in place
+  }
+  fail(named, "write while another run does", EBUSY);
+}
+
 /// Closes, and removes the file unless it was kept.
 class NewFile {
  public:
-  NewFile(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {
+  NewFile(std::filesystem::path path, const Named& named) : path_(std::move(path)) {
     const std::lock_guard<std::mutex> lock(unfinished().mutex);
-    unfinished().paths.insert(path_);
+    const auto place = unfinished().paths.insert(path_).first;
+    try {
+      descriptor_ = open_alone(path_, named);
+    } catch (...) {
+      unfinished().paths.erase(place);
+      throw;
+    }
   }
   ~NewFile() {
     const std::lock_guard<std::mutex> lock(unfinished().mutex);
@@ -74,28 +99,9 @@ class NewFile {
 
  private:
   std::filesystem::path path_;
-  int descriptor_;
+  int descriptor_ = -1;
   bool kept_ = false;
 };
-
-/// A file that no other run has open; one that a killed run left behind is emptied.
-int open_alone(const std::filesystem::path& path, const Named& named) {
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (descriptor < 0) fail(named, "create", errno);
-    if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      ::close(descriptor);
-      break;
-    }
-    struct stat open {};
-    struct stat there {};
-    const bool mine = ::fstat(descriptor, &open) == 0 && ::lstat(path.c_str(), &there) == 0 &&
-                      open.st_ino == there.st_ino && open.st_dev == there.st_dev;
-    if (mine && ::ftruncate(descriptor, 0) == 0) return descriptor;
-    ::close(descriptor);  // another run has just put it in place
-  }
-  fail(named, "write while another run does", EBUSY);
-}
 
 void fill(int descriptor, const Named& named, const std::function<void(std::ostream&)>& write) {
   DescriptorBuffer buffer(descriptor);
@@ -182,14 +188,14 @@ void write_whole_file(const std::filesystem::path& path, const std::function<voi
   }
   std::filesystem::path temporary = target;
   temporary.replace_filename("." + target.filename().string() + ".gradclip-tmp");
-  NewFile file(temporary, open_alone(temporary, named));
+  NewFile file(temporary, named);
   fill(file.descriptor(), named, write);
   if (::fsync(file.descriptor()) != 0 && errno != EINVAL) fail(named, "write", errno);
   if (!file.rename_to(target)) fail(named, "rename", errno);
 }
 
 void discard_unfinished_files() noexcept {
-  const std::lock_guard<std::mutex> lock(unfinished().mutex);
+  unfinished().mutex.lock();  // for good: no file appears or changes its name any more
   for (const std::filesystem::path& path : unfinished().paths) ::unlink(path.c_str());
 }
 

@@ -165,7 +165,8 @@ int open_directory(const fs::path& path) {
                                     .advice = "wait for it, or choose another output"});
 }
 
-/// Outputs that this process has touched and that are neither published nor removed.
+/// Outputs that this process has touched and that are neither published nor removed. The mutex is held while one is
+/// made, too.
 struct Unfinished {
   std::mutex mutex;
   std::vector<const PartialOutput*> outputs;
@@ -233,6 +234,8 @@ void PartialOutput::take_lock(bool& fresh) {
 }
 
 void PartialOutput::prepare(const std::string& identity) {
+  // Who ends the process meanwhile waits: what is made here is either unknown to it or not there yet.
+  const std::lock_guard<std::mutex> lock(unfinished().mutex);
   bool fresh = false;
   take_lock(fresh);
   try {
@@ -258,10 +261,15 @@ void PartialOutput::prepare(const std::string& identity) {
     refuse_taken(partial_);
   }
   prepared_ = true;
-  touch();
+  remember();
 }
 
 void PartialOutput::touch() noexcept {
+  const std::lock_guard<std::mutex> lock(unfinished().mutex);
+  remember();
+}
+
+void PartialOutput::remember() noexcept {
   if (touched_) return;
   touched_ = true;
   if (lock_ < 0) {
@@ -270,7 +278,6 @@ void PartialOutput::touch() noexcept {
   }
   if (leftover_ == Leftover::continued) return;
   try {
-    const std::lock_guard<std::mutex> lock(unfinished().mutex);
     unfinished().outputs.push_back(this);
   } catch (...) {  // out of memory: the process that prepared it, or the next run, removes it
   }
@@ -358,7 +365,7 @@ void PartialOutput::remove() const noexcept {
 }
 
 void discard_unfinished_outputs() noexcept {
-  const std::lock_guard<std::mutex> lock(unfinished().mutex);
+  unfinished().mutex.lock();  // for good
   for (const PartialOutput* output : unfinished().outputs) output->remove();
 }
 

@@ -79,6 +79,7 @@ class PartialOutput {
   void put_in_place();
   void remove() const noexcept;
   void take_lock(bool& fresh);
+  void remember() noexcept;
   void forget() noexcept;
   [[nodiscard]] std::filesystem::path doomed() const;
 
@@ -94,8 +95,8 @@ class PartialOutput {
   bool replaced_ = false;  // an old OUT, which is gone
 };
 
-/// Discards every output that this process has touched and that is not published: for a thread that ends the process.
-/// Thread-safe, nothrow.
+/// Discards every output that this process has touched and that is not published: for a thread that ends the process,
+/// in which no output can be prepared, touched or forgotten any more: who tries waits for ever. Thread-safe, nothrow.
 void discard_unfinished_outputs() noexcept;
 
 /// For a handler of an error of writing into `within`, PartialOutput::made() or a file in that: rethrows it, unless

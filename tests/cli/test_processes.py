@@ -1,7 +1,9 @@
 """Processes that are killed, stopped, interrupted or out of memory, and launchers that are gone: all of a run's processes
 end within 10 s, one message says why, the code is the documented one, nothing is left behind."""
 
+import contextlib
 import os
+import random
 import resource
 import signal
 import time
@@ -52,6 +54,25 @@ def test_a_signal_to_one_process(place, sent):
     os.kill(launched.pid, sent)
     err = assert_ended(place, launched, -sent, f"interrupted by {sent.name}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("np, runs, seconds", [(1, 400 if LONG else 60, 0.06), (3, 60 if LONG else 5, 0.5)])
+def test_a_signal_at_any_moment(place, np, runs, seconds):
+    """Of the start, of the output's making, of its end: nothing is left but a whole output. In the order of a seed."""
+    moments, report = random.Random(np), place.work / "report.json"
+    for _ in range(runs):
+        launched = Launched(np, "clip", place.dump, "-o", place.out, "--report", report)
+        processes = launched.processes()
+        time.sleep(moments.random() * seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(moments.choice(processes), signal.SIGTERM)
+        code, _, err = launched.end()
+        place.assert_whole_or_absent()
+        assert not report.exists() or place.out.exists(), err
+        report.unlink(missing_ok=True)
+        place.assert_nothing_else()
+        assert code != 0 or place.out.exists(), (code, err)
+        place.clear()
 
 
 def test_a_signal_while_a_report_is_written(place):
