@@ -190,18 +190,19 @@ void clip_grad_norm_impl(Run& run, const TrainingStep& step, const ClipOptions& 
   if (output == nullptr || result.refused) return;
   refuse_products(run.dump.manifest(), step, result);
   const ClipFactors factors(run.dump.manifest(), result.scale, result, options.numerics);
-  const std::string record = clip_record(step, options, result);
+  const std::string decided = clip_record(step, options, result);  // all but what is measured on the output
   const auto write_mine = [&] {
     SecondPass written = write_clipped(run, *output, factors, result.scale.factors.expert, result.order);
     result.total_after = written.total;
     return std::move(written.files);
   };
   const auto text_of = [&](const std::map<std::string, FileRecord>& files) {
-    return output->manifest_with({.state = GradientState::after_clip, .files = files, .clip_record = record});
+    return output->manifest_with(
+        {.state = GradientState::after_clip, .files = files, .clip_record = clip_record(step, options, result)});
   };
   const bool prepares = run.comm.process() == 0 && !output->several();
   const std::string identity =
-      prepares ? run_identity(run.dump, factors, result.scale.factors.expert, record) : std::string();
+      prepares ? run_identity(run.dump, factors, result.scale.factors.expert, decided) : std::string();
   for (const WrittenRank& file : write_jointly(run.comm, *output, run.dump.manifest(), identity, write_mine, text_of)) {
     result.kept_files += file.kept;
   }

@@ -360,6 +360,11 @@ std::string json_string(std::string_view text) {
   return result;
 }
 
+std::string JsonMember::name() const {
+  if (key.find('\\') == std::string_view::npos) return std::string(key.substr(1, key.size() - 2));
+  return nlohmann::json::parse(key).get<std::string>();
+}
+
 std::vector<JsonMember> root_members(std::string_view text) {
   std::vector<JsonMember> members;
   std::size_t depth = 0;

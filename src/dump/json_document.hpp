@@ -46,6 +46,9 @@ struct JsonDocument {
 struct JsonMember {
   std::string_view key;    ///< with its quotes, as it is spelled
   std::string_view value;  ///< without white space around it
+
+  /// The key as it is meant, escapes resolved.
+  [[nodiscard]] std::string name() const;
 };
 [[nodiscard]] std::vector<JsonMember> root_members(std::string_view text);
 

@@ -71,13 +71,12 @@ std::string edited_manifest(const std::filesystem::path& input_directory, const 
   if (xxh3_64(input_text.data(), input_text.size()) != input.text_checksum) {
     refuse_changed_file(input_directory / kManifestName, "was replaced while the dump was read");
   }
-  for (auto& [key, value] : members) key = json_string(key);
   std::vector<bool> placed(members.size(), false);
   ManifestText text;
   for (const JsonMember& member : root_members(input_text)) {
-    if (member.key == "\"checksum\"") continue;
-    const auto change =
-        std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.first == member.key; });
+    const std::string name = member.name();
+    if (name == "checksum") continue;
+    const auto change = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.first == name; });
     if (change == members.end()) {
       text.append(member.key, member.value);
       continue;
@@ -86,7 +85,7 @@ std::string edited_manifest(const std::filesystem::path& input_directory, const 
     if (!change->second.empty()) text.append(member.key, change->second);
   }
   for (std::size_t i = 0; i < members.size(); ++i) {
-    if (!placed[i] && !members[i].second.empty()) text.append(members[i].first, members[i].second);
+    if (!placed[i] && !members[i].second.empty()) text.append(json_string(members[i].first), members[i].second);
   }
   return std::move(text).finish((input_directory / kManifestName).string());
 }

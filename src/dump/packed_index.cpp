@@ -113,10 +113,10 @@ std::string rewritten_packed_index(const std::string& text,
   for (const JsonMember& member : root_members(text)) {
     if (result.size() > 1) result += ',';
     result.append("\n").append(member.key).append(":{");
-    const auto checksum = checksums.find(nlohmann::json::parse(member.key).get<std::string>());
+    const auto checksum = checksums.find(member.name());
     bool first = true;
     for (const JsonMember& inner : root_members(member.value)) {
-      if (inner.key == "\"xxh3_64\"" && checksum != checksums.end()) continue;
+      if (inner.name() == "xxh3_64" && checksum != checksums.end()) continue;
       result.append(first ? "" : ",").append(inner.key).append(":").append(inner.value);
       first = false;
     }

@@ -377,6 +377,21 @@ TEST(RewrittenManifest, KeepsWhatItDoesNotChange) {
   EXPECT_EQ(root["checksum"], checksum_text(xxh3_64(hashed.data(), hashed.size())));
 }
 
+TEST(RewrittenManifest, KnowsKeysThatAreSpelledWithEscapes) {
+  const test::TemporaryDirectory directory;
+  const std::string input = R"({"\u0063hecksum": "00", "st\u0061te": "before_scale", "zet\u0061": 1})";
+  std::ofstream(directory / kManifestName) << input;
+  Manifest read;
+  read.text_checksum = xxh3_64(input.data(), input.size());
+  const std::string text = rewritten_manifest(directory.path(), read, {.files = {}, .clip_record = "{}"});
+  const json root = json::parse(text);
+  EXPECT_EQ(root["state"], "after_clip");
+  EXPECT_EQ(root.size(), 5U) << text;  // clip, files, checksum
+  EXPECT_NE(text.find(R"("zet\u0061":1)"), std::string::npos) << "what is not changed stays as it is";
+  EXPECT_EQ(text.find("before_scale"), std::string::npos) << text;
+  EXPECT_EQ(text.find(R"("00")"), std::string::npos) << text;
+}
+
 TEST(RewrittenManifest, IsOfTheManifestThatWasRead) {
   const test::TemporaryDirectory directory;
   std::ofstream(directory / kManifestName) << example().dump();
