@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "commands.hpp"
@@ -27,6 +28,22 @@ ExitCode run_tokens(Session& session, const CommandLine& line) {
   return line.common.strict && found ? ExitCode::findings : ExitCode::done;
 }
 
+namespace {
+
+/// @pre the count is not complete
+std::string what_is_missing(const LabelTokens& counted) {
+  if (counted.coordinates_counted == 0) return "none";
+  if (counted.coordinates_counted != counted.coordinates) {
+    return fmt::format("none of {} of {} data-parallel coordinates", counted.coordinates - counted.coordinates_counted,
+                       counted.coordinates);
+  }
+  return std::find_if(counted.findings.begin(), counted.findings.end(),
+                      [](const Finding& finding) { return finding.kind == "labels-incomplete"; })
+      ->message;
+}
+
+}  // namespace
+
 std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, TrainingStep& step) {
   if (!line.labels.count) return {};
   const Manifest& manifest = run.dump.manifest();
@@ -43,13 +60,8 @@ std::vector<Finding> take_label_tokens(Run& run, const CommandLine& line, Traini
   }
   LabelTokens counted = count_label_tokens(run.dump, run.comm, run.plan,
                                            label_options(line.labels, line.scale.pp_axis, manifest.training));
-  if (!counted.complete()) {
-    refuse(counted.coordinates_counted == 0
-               ? "none"
-               : fmt::format("none of {} of {} data-parallel coordinates",
-                             counted.coordinates - counted.coordinates_counted, counted.coordinates),
-           "labels of every coordinate, for --num-label-tokens auto");
-  }
+  if (!counted.complete())
+    refuse(what_is_missing(counted), "labels of every coordinate and microbatch, for --num-label-tokens auto");
   step.num_label_tokens = static_cast<std::int64_t>(counted.total.label_tokens);
   return std::move(counted.findings);
 }

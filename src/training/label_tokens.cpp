@@ -266,7 +266,7 @@ void report_differences(DumpReader& dump, Communicator& comm, const WorkPlan& pl
 
 void report_missing(const Manifest& manifest, const BatchAxes& axes, const std::map<std::uint64_t, Labels>& counted,
                     LabelTokens& result) {
-  if (result.complete()) return;
+  if (result.coordinates_counted == result.coordinates) return;
   Finding finding{.kind = "labels-missing", .parameter = {}, .ranks = {}, .index = {}, .value = {}, .message = {}};
   finding.value = static_cast<double>(result.coordinates - result.coordinates_counted);
   for (std::int32_t rank = 0; rank < manifest.world_size; ++rank) {
@@ -277,6 +277,34 @@ void report_missing(const Manifest& manifest, const BatchAxes& axes, const std::
                         ? std::string("the dump holds no labels")
                         : fmt::format("{} of {} data-parallel coordinates have no labels: the count leaves them out",
                                       result.coordinates - result.coordinates_counted, result.coordinates);
+  result.findings.push_back(std::move(finding));
+}
+
+std::string microbatches_from(std::size_t first, std::size_t count) {
+  return first + 1 == count ? fmt::format("microbatch {}", first)
+                            : fmt::format("microbatches {} to {}", first, count - 1);
+}
+
+/// Coordinates whose counted rank has labels of fewer microbatches than another coordinate's.
+void report_incomplete(const std::map<std::uint64_t, Labels>& counted, LabelTokens& result) {
+  constexpr std::size_t kNamed = 4;
+  const std::size_t most = result.by_microbatch.size();
+  Finding finding{.kind = "labels-incomplete", .parameter = {}, .ranks = {}, .index = {}, .value = {}, .message = {}};
+  std::vector<std::string> which;
+  for (const auto& [coordinate, labels] : counted) {
+    if (labels.size() == most) continue;
+    finding.ranks.push_back(labels[0].rank);
+    if (which.size() == kNamed) continue;
+    which.push_back(fmt::format("coordinate {} (rank {}) has none of {}", coordinate, labels[0].rank,
+                                microbatches_from(labels.size(), most)));
+  }
+  if (finding.ranks.empty()) return;
+  result.coordinates_short = finding.ranks.size();
+  if (which.size() < finding.ranks.size()) which.push_back("and so on");
+  std::sort(finding.ranks.begin(), finding.ranks.end());
+  finding.value = static_cast<double>(result.coordinates_short);
+  finding.message = fmt::format("{} of {} data-parallel coordinates have labels of fewer than {} microbatches: {}",
+                                result.coordinates_short, result.coordinates, most, fmt::join(which, ", "));
   result.findings.push_back(std::move(finding));
 }
 
@@ -377,6 +405,7 @@ LabelTokens count_label_tokens(DumpReader& dump, Communicator& comm, const WorkP
 
   report_differences(dump, comm, plan, suspects, result.findings);
   report_missing(manifest, axes, counted, result);
+  report_incomplete(counted, result);
   report_recorded(manifest, result);
   return result;
 }

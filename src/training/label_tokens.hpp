@@ -73,17 +73,20 @@ struct LabelTokens {
   std::vector<std::string> dp_axes;        ///< that were taken; empty without a mesh: every rank has its own
   std::uint64_t coordinates = 0;           ///< on these axes
   std::uint64_t coordinates_counted = 0;   ///< with labels
+  std::uint64_t coordinates_short = 0;     ///< of these: with labels of fewer microbatches than others
   LabelCounts total;                       ///< microbatches: of the rank with most
   std::vector<LabelCounts> by_microbatch;  ///< of all coordinates
   std::vector<RankLabels> ranks;           ///< that hold labels, ascending
   std::vector<Finding> findings;
 
-  [[nodiscard]] bool complete() const noexcept { return coordinates_counted == coordinates; }
+  /// Whether every coordinate has labels of every microbatch.
+  [[nodiscard]] bool complete() const noexcept { return coordinates_counted == coordinates && coordinates_short == 0; }
 };
 
 /// Reference: num_label_tokens of the training recipe: labels other than the ignored one over all microbatches, once
-/// for each data-parallel coordinate. There the lowest rank that holds labels counts; the others' have to be equal,
-/// else that is a finding. Collective; every process gets the same result.
+/// for each data-parallel coordinate. There the lowest rank that holds labels counts; the others' have to be equal, and
+/// every coordinate has to have labels of as many microbatches, else that is a finding. Collective; every process gets
+/// the same result.
 /// Errors: Error(bad_input) for labels that are damaged or on a rank outside the mesh, and where the mesh does not tell
 /// which ranks hold the same sequences; Error(usage) for dp_axes that the mesh does not have.
 [[nodiscard]] LabelTokens count_label_tokens(DumpReader& dump, Communicator& comm, const WorkPlan& plan,

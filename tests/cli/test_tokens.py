@@ -170,6 +170,26 @@ def test_coordinates_without_labels(tool):
         refused(np_, 3, path, "--num-label-tokens", "auto", out=out, mentions=["1 of 4", "--num-label-tokens N"])
 
 
+def test_coordinates_with_fewer_microbatches(tool):
+    """Both ranks of a coordinate lost their last microbatch: no copy tells, the other coordinates do."""
+    dump, by_coordinate = grid()
+    for rank in (10, 11):
+        dump.labels[rank].pop()
+    for rank in (14, 15):
+        del dump.labels[rank][1:]
+    path = dump.write(tool.fresh("dump"))
+    report = tokens(path)
+    assert kinds(report) == ["labels-incomplete"]
+    short = finding(report, "labels-incomplete")
+    assert short["ranks"] == [10, 14] and short["value"] == 2
+    assert "coordinate 1 (rank 10) has none of microbatch 2, coordinate 3 (rank 14) has none of microbatches 1 to 2" in \
+        short["message"]
+    assert report["labels"]["coordinates_counted"] == 4
+    assert run(1, "tokens", path, "--strict").code == 1
+    refused(1, 3, path, "--num-label-tokens", "auto", out=tool.fresh("out"),
+            mentions=["2 of 4", "rank 10", "microbatch 2", "--num-label-tokens N"])
+
+
 def test_no_labels(tool):
     path = Dump(2).write(tool.fresh("dump"))
     report = tokens(path)

@@ -131,6 +131,21 @@ TEST_F(LabelTokensOf, CoordinatesWithoutLabelsAreAFinding) {
   EXPECT_THAT(counted.findings[0].ranks, ElementsAre(2, 3));
 }
 
+TEST_F(LabelTokensOf, CoordinatesWithFewerMicrobatchesAreAFinding) {
+  DumpBuilder dump = grid();
+  for (const std::int64_t label : {1, 2, 3}) dump.labels(1, 1, 1, {label});
+  dump.labels(2, 1, 1, {4});
+  const LabelTokens counted = count(dump);
+  EXPECT_FALSE(counted.complete());
+  EXPECT_EQ(counted.total.label_tokens, 4u);
+  ASSERT_EQ(counted.findings.size(), 1u);
+  EXPECT_EQ(counted.findings[0].kind, "labels-incomplete");
+  EXPECT_EQ(counted.findings[0].value, 1.0);
+  EXPECT_THAT(counted.findings[0].ranks, ElementsAre(2));
+  EXPECT_THAT(counted.findings[0].message, HasSubstr("1 of 2 data-parallel coordinates"));
+  EXPECT_THAT(counted.findings[0].message, HasSubstr("coordinate 1 (rank 2) has none of microbatches 1 to 2"));
+}
+
 TEST_F(LabelTokensOf, AxesOfOtherNamesAreAskedFor) {
   DumpBuilder dump = grid({"data", "model"});
   for (const std::int32_t rank : {0, 2}) dump.labels(rank, 1, 1, {rank});
