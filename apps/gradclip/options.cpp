@@ -207,7 +207,7 @@ TrainingStep training_step(const Manifest& manifest, const ScaleOptions& options
   if (options.use_torch_clip_grad_norm) step.use_torch_clip_grad_norm = *options.use_torch_clip_grad_norm;
   check_step(step, ExitCode::bad_input);  // the command line's own numbers were checked when they were read
   if (complete && options.ep_axis && !options.ep_axis->empty()) require_ep_axis(manifest, *options.ep_axis);
-  if (complete && options.pp_axis && step.pp_enabled) require_pp_axis(manifest, *options.pp_axis);
+  if (complete && options.pp_axis) require_pp_axis(manifest, *options.pp_axis);
   return step;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 namespace gradclip {
@@ -80,6 +81,19 @@ std::string explain(const TrainingStep& step, const ScalePlan& plan, std::int64_
   return why_not.empty() ? text : fmt::format("{}; {}", text, why_not);
 }
 
+void require_axis(const char* option, const std::string& axis, std::span<const DeviceMesh> meshes, const char* of) {
+  std::vector<std::string> names;
+  for (const DeviceMesh& mesh : meshes) {
+    if (mesh.dimension(axis)) return;
+    names.insert(names.end(), mesh.dim_names().begin(), mesh.dim_names().end());
+  }
+  throw Error(ExitCode::usage, {.where = option,
+                                .found = quoted(axis),
+                                .expected = names.empty() ? "none: the dump has no mesh"
+                                                          : fmt::format("an axis of {}: {}", of, quoted_once(names)),
+                                .advice = {}});
+}
+
 }  // namespace
 
 void check_step(const TrainingStep& step, ExitCode code) {
@@ -102,26 +116,12 @@ void check_step(const TrainingStep& step, ExitCode code) {
 }
 
 void require_ep_axis(const Manifest& manifest, const std::string& axis) {
-  std::vector<std::string> names;
-  for (const DeviceMesh& mesh : manifest.meshes) {
-    if (mesh.dimension(axis)) return;
-    names.insert(names.end(), mesh.dim_names().begin(), mesh.dim_names().end());
-  }
-  throw Error(ExitCode::usage,
-              {.where = "--ep-axis",
-               .found = quoted(axis),
-               .expected = names.empty() ? "none: the dump has no mesh" : "an axis of a mesh: " + quoted_once(names),
-               .advice = {}});
+  require_axis("--ep-axis", axis, manifest.meshes, "a mesh");
 }
 
 void require_pp_axis(const Manifest& manifest, const std::string& axis) {
-  if (!manifest.device_mesh) return;  // pipeline_view() says so
-  const DeviceMesh& mesh = manifest.meshes[*manifest.device_mesh];
-  if (mesh.dimension(axis)) return;
-  throw Error(ExitCode::usage, {.where = "--pp-axis",
-                                .found = quoted(axis),
-                                .expected = "an axis of the device mesh: " + quoted_once(mesh.dim_names()),
-                                .advice = {}});
+  if (!manifest.device_mesh) return require_axis("--pp-axis", axis, manifest.meshes, "a mesh");
+  require_axis("--pp-axis", axis, std::span(&manifest.meshes[*manifest.device_mesh], 1), "the device mesh");
 }
 
 TrainingStep recorded_step(const Manifest& manifest) {
@@ -146,14 +146,15 @@ ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numer
   if (applies && step.pp_enabled && step.num_label_tokens && step.dp_group_size && *step.num_label_tokens != 0) {
     plan.label_token_divisor = static_cast<double>(*step.num_label_tokens) / static_cast<double>(*step.dp_group_size);
   }
-  const std::int64_t ep_shard = applies && step.dp_group_size ? ep_shard_size(manifest) : 1;
   std::vector<bool>& expert = plan.factors.expert;
   expert.reserve(manifest.parameters.size());
   for (const ParameterEntry& parameter : manifest.parameters) {
     expert.push_back(manifest.is_expert(parameter, step.ep_axis_name));
   }
   const bool experts = std::find(expert.begin(), expert.end(), true) != expert.end();
+  std::int64_t ep_shard = 1;
   if (applies && experts && !manifest.moe_meshes.empty() && step.dp_group_size) {
+    ep_shard = ep_shard_size(manifest);
     plan.expert_divisor = static_cast<double>(*step.dp_group_size) / static_cast<double>(ep_shard) *
                           static_cast<double>(step.expert_tp_replication_factor);
   }

@@ -35,8 +35,8 @@ inline constexpr double kLargestOrder = 1000.0;
 /// value comes from
 void check_step(const TrainingStep& step, ExitCode code);
 
-/// Refuse the expert axis, or the pipeline axis, of a command line where no mesh, or not the device mesh, has it.
-/// Errors: Error(usage) that names the axes there are.
+/// Refuse the expert axis of a command line where no mesh has it; the pipeline axis where the device mesh has not, or,
+/// without one, no mesh. Errors: Error(usage) that names the axes there are.
 void require_ep_axis(const Manifest& manifest, const std::string& axis);
 void require_pp_axis(const Manifest& manifest, const std::string& axis);
 
@@ -49,7 +49,7 @@ struct ScalePlan {
 };
 
 /// The factors of every parameter. Scaling is applied to a dump in the state before_scale, unless `no_scale`.
-/// Errors: Error(bad_input) if the MoE meshes of the stages disagree on ep_shard.
+/// Errors: Error(bad_input) if there are experts whose divisor the stages' MoE meshes disagree on, by ep_shard.
 [[nodiscard]] ScalePlan plan_scaling(const Manifest& manifest, const TrainingStep& step, Numerics numerics,
                                      bool no_scale);
 

@@ -164,6 +164,7 @@ def test_toggles(tool):
     refused(1, 2, path, "--pp-axis", "absent", out=tool.fresh("out"),
             mentions=["--pp-axis: 'absent'; expected an axis of the device mesh: 'pp', 'other'"])
     refused(4, 2, path, "--pp-axis", "absent", out=tool.fresh("out"), mentions=["absent"])
+    refused(1, 2, path, "norms", path, "--no-pp", "--pp-axis", "absent", mentions=["'absent'", "'pp', 'other'"])
     rewritten = run(1, "norms", path, "--no-pp").out
     assert "\nscale         none (label tokens divide with pipeline parallelism only)\n" in rewritten
     assert tool.norms(path, "--no-foreach", "--use-torch-clip-grad-norm")["norm"]["total"] == 4.0
@@ -185,6 +186,20 @@ def test_expert_options(tool):
     assert report["scale"]["explanation"] == "none"
     refused(1, 2, path, "norms", path, "--ep-axis", "nosuch",
             mentions=["--ep-axis: 'nosuch'; expected an axis of a mesh: 'ep_shard', 'ep'"])
+    refused(1, 2, path, "norms", path, "--pp-axis", "nosuch",
+            mentions=["--pp-axis: 'nosuch'; expected an axis of a mesh: 'ep_shard', 'ep'"])
+
+
+def test_stages_that_disagree_on_ep_shard(tool):
+    """Only experts are divided by it: a model without them is not asked."""
+    dump = Dump(2, moe_mesh=["a", "b"], dp_group_size=2)
+    dump.mesh("a", ["ep_shard", "ep"], [[0], [1]])
+    dump.mesh("b", ["ep_shard", "ep"], [[0, 1]])
+    dump.sharded("dense", np.full((2, 2), 12, np.float32), "a", ["Shard(0)", "Replicate()"])
+    path = dump.write(tool.fresh("dump"))
+    report = tool.norms(path)
+    assert report["norm"]["total"] == 24 and report["scale"]["expert_divisor"] is None
+    refused(1, 3, path, "norms", path, "--ep-axis", "ep_shard", mentions=["moe_mesh 'b'", "ep_shard dimension of size 1"])
 
 
 @pytest.mark.parametrize("given, total", [("0x1.ap+3", 13.0), ("13", 13.0), ("1.3e1", 13.0), ("0X1.AP3", 13.0), ("26", 26.0),
