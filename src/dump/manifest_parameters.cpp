@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 namespace gradclip {
@@ -318,19 +319,28 @@ void ParameterParser::check_rank(const JsonField& field, std::int32_t rank) cons
 }
 
 void ParameterParser::refuse_shared_datasets() {
+  refuse_shared([](const ParameterEntry& entry) -> const std::string& { return entry.dataset; });
+  const auto& entries = manifest_.parameters;
+  const bool names_may_meet =
+      std::any_of(entries.begin(), entries.end(), [](const ParameterEntry& entry) { return entry.own_dataset; });
+  if (names_may_meet) refuse_shared(&ParameterEntry::recorded_name);
+}
+
+template <class Key>
+void ParameterParser::refuse_shared(const Key& key) {
   std::unordered_map<std::string_view, std::vector<std::size_t>> repeated;
   std::unordered_map<std::string_view, std::size_t> first;
   first.reserve(manifest_.parameters.size());
   for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
     if (pending_[i].refused) continue;
-    const auto [known, is_new] = first.emplace(manifest_.parameters[i].dataset, i);
+    const auto [known, is_new] = first.emplace(std::invoke(key, manifest_.parameters[i]), i);
     if (is_new) continue;
     auto& entries = repeated[known->first];
     if (entries.empty()) entries.push_back(known->second);
     entries.push_back(i);
   }
   std::set<std::vector<std::size_t>> disjoint;  // combinations of meshes that were found to share no rank
-  for (const auto& [dataset, entries] : repeated) refuse_shared_ranks(entries, disjoint);
+  for (const auto& [name, entries] : repeated) refuse_shared_ranks(entries, disjoint);
 }
 
 void ParameterParser::refuse_shared_ranks(const std::vector<std::size_t>& entries,
@@ -352,11 +362,18 @@ void ParameterParser::take_ranks(std::size_t index, std::unordered_map<std::int3
   for (const std::int32_t rank : entry.mesh ? manifest_.meshes[*entry.mesh].ranks() : entry.ranks) {
     const auto [other, is_new] = holder.emplace(rank, index);
     if (is_new) continue;
-    throw Error(ExitCode::bad_input,
-                {.where = fmt::format("{}, parameters[{}] ({})", where_, index, quoted(entry.name)),
-                 .found = fmt::format("stands on rank {} a second time, after parameters[{}]", rank, other->second),
-                 .expected = "entries of one name to be on different ranks, or to have a \"dataset\" of their own",
-                 .advice = {}});
+    const bool one_dataset = entry.dataset == manifest_.parameters[other->second].dataset;
+    throw Error(
+        ExitCode::bad_input,
+        {.where = fmt::format("{}, parameters[{}] ({})", where_, index, quoted(entry.name)),
+         .found = one_dataset
+                      ? fmt::format("stands on rank {} a second time, after parameters[{}]", rank, other->second)
+                      : fmt::format("is called {} in /none and /packed/index of rank {}, as is "
+                                    "parameters[{}]",
+                                    quoted(entry.recorded_name()), rank, other->second),
+         .expected = one_dataset ? "entries of one name to be on different ranks, or to have a \"dataset\" of their own"
+                                 : "a \"dataset\" that is not the name of another entry",
+         .advice = {}});
   }
 }
 

@@ -84,7 +84,11 @@ class ParameterParser {
   /// Whether there was no problem; an entry with one is refused.
   template <class Function>
   bool attempt(std::size_t index, const Function& function);
+  /// Nor the same name in a rank file's lists: one's "dataset" may be another's name, whose dataset is written
+  /// otherwise.
   void refuse_shared_datasets();
+  template <class Key>
+  void refuse_shared(const Key& key);
   void refuse_shared_ranks(const std::vector<std::size_t>& entries, std::set<std::vector<std::size_t>>& disjoint);
   void take_ranks(std::size_t index, std::unordered_map<std::int32_t, std::size_t>& holder) const;
   void leave_out_refused();

@@ -296,6 +296,22 @@ TEST(Manifest, OneNameMayStandOnDisjointRanksOnly) {
   EXPECT_EQ(parse(root).parameters[0].recorded_name(), "emb");
 }
 
+TEST(Manifest, ADatasetIsNotAnotherEntrysNameOnARank) {
+  json root = example();
+  root["meshes"]["a"] = {{"dim_names", {"x"}}, {"ranks", {0, 1}}};
+  root["meshes"]["b"] = {{"dim_names", {"x"}}, {"ranks", {2, 3}}};
+  const auto entry = [](const char* name, const char* mesh) {
+    return json{{"name", name}, {"shape", {4}}, {"dtype", "float32"}, {"mesh", mesh}, {"placements", {"Shard(0)"}}};
+  };
+  root["parameters"] = {entry("p%25", "a"), entry("q", "a")};  // p%25's own dataset is p%2525
+  root["parameters"][1]["dataset"] = "p%25";
+  expect_error(ExitCode::bad_input,
+               {"parameters[1] ('q')", "is called 'p%25' in /none and /packed/index of rank 0, as is parameters[0]"},
+               [&] { parse(root); });
+  root["parameters"][1]["mesh"] = "b";
+  EXPECT_NO_THROW(parse(root));
+}
+
 TEST(Manifest, LinkNamesArePercentEncoded) {
   EXPECT_EQ(link_name("a.b"), "a.b");
   EXPECT_EQ(link_name("."), "%2E");
