@@ -36,8 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradclip_record import (
-    Held, Job, _describe_file, _local, _manifest, _manifest_text, _write_text, assemble, finish, leave_fragment,
-    write_rank)
+    Held, Job, _describe_file, _local, _manifest, _manifest_text, _write_text, assemble, assemble_or_exit, finish,
+    leave_fragment, write_rank)
 from gradclip_slots import slots_of
 
 __all__ = ["record_microbatches", "record_microbatch", "MicrobatchLoop"]
@@ -405,4 +405,4 @@ def assemble_microbatches(path):
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] != "assemble":
         sys.exit("usage: python gradclip_microbatches.py assemble DIR")
-    assemble_microbatches(sys.argv[2])
+    assemble_or_exit(assemble_microbatches, sys.argv[2])

@@ -46,6 +46,10 @@ __all__ = ["record_gradients", "finish", "assemble", "Recording"]
 
 VERSION = "0.1.0"
 RANK_FILE = "rank_{rank:05d}.h5"
+# What a manifest's "training" means something by (docs/format.md): any other key would be kept and never read.
+TRAINING_KEYS = ("max_grad_norm", "norm_type", "pp_enabled", "pp_axis_name", "ep_axis_name", "num_label_tokens",
+                 "dp_group_size", "expert_tp_replication_factor", "foreach", "use_torch_clip_grad_norm", "ignore_index",
+                 "grad_norm")
 log = logging.getLogger("gradclip_record")
 
 # Expert weights of Transformer Engine's grouped linear layers: local to a rank and of the same name on each.
@@ -69,7 +73,8 @@ def record_gradients(path, model_parts, *, step, device_mesh=None, moe_mesh=None
     device_mesh, moe_mesh   the DeviceMeshes that the step itself is given, if any
     labels       [batch, sequence] label ids of this rank's microbatches (one tensor or a list), whole sequences. One rank
                  per data-parallel coordinate suffices (say the last pipeline stage's); copies on others are compared
-    training     what the step passes to its clipping (max_grad_norm, norm_type, pp_enabled, pp_axis_name, ...)
+    training     what the step passes to its clipping: max_grad_norm, norm_type, pp_enabled, ... (TRAINING_KEYS; others
+                 are refused)
     state        "before_scale", "before_clip" or "after_clip"
     microbatch   {"index": i, "count": n} for one microbatch's unsynchronised gradients
     copies       {name: "replicated" | "distinct"} or a function (name, parameter) -> one of these or None, for
@@ -141,7 +146,7 @@ def finish(path, *, more=None, **training):
     Call it on rank 0 only. Logs instead of raising.
     """
     try:
-        added, manifest, fragment = _plain(training), Path(path) / "manifest.json", _fragment_file(Path(path), 0)
+        added, manifest, fragment = _training(training), Path(path) / "manifest.json", _fragment_file(Path(path), 0)
         content = json.loads((manifest if manifest.exists() else fragment).read_text(encoding="utf-8"))
         for key, values in {**_plain(more or {}), "training": added}.items():
             content.get("job", content).setdefault(key, {}).update(values)
@@ -207,7 +212,7 @@ def write_rank(path, job, held, *, keys, more=None, overwrite=False, labels=None
     try:
         _claim(path, job.rank, overwrite)
         keys = {**_plain(more or {}), **keys, "step": int(keys["step"]), "world_size": job.world_size,
-                "training": _plain(keys["training"] or {}),
+                "training": _training(keys["training"] or {}),
                 "producer": {"name": "gradclip_record", "version": VERSION, "framework": f"torch {torch.__version__}"}}
         meshes = _MeshTable()
         fragment = {"rank": job.rank, "job": keys, "meshes": meshes.rows, "device_mesh": meshes.add(device_mesh),
@@ -220,6 +225,14 @@ def write_rank(path, job, held, *, keys, more=None, overwrite=False, labels=None
     except Exception as error:  # noqa: BLE001 - training must go on
         log.exception("gradclip: rank %d could not record to %s", job.rank, path)
         return {"rank": job.rank, "error": f"{type(error).__name__}: {error}"}
+
+
+def _training(numbers):
+    """As the manifest has them. Raises ValueError for a key that gradclip does not know: a misspelt one says nothing."""
+    unknown = sorted(set(numbers) - set(TRAINING_KEYS))
+    if unknown:
+        raise ValueError(f"unknown training keys {', '.join(map(repr, unknown))}; known are {', '.join(TRAINING_KEYS)}")
+    return _plain(numbers)
 
 
 def leave_fragment(path, fragment):
@@ -623,7 +636,15 @@ def _sync_and_rename(temporary, file):
             os.replace(temporary, file)
 
 
+def assemble_or_exit(work, path):
+    """For a command line: what is wrong with the directory is one line and exit code 1."""
+    try:
+        work(path)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"gradclip: cannot assemble {path}: {error or type(error).__name__}")
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] != "assemble":
         sys.exit("usage: python gradclip_record.py assemble DIR")
-    assemble(sys.argv[2])
+    assemble_or_exit(assemble, sys.argv[2])

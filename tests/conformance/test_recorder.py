@@ -359,6 +359,28 @@ def small_model(value=1.0):
     return model
 
 
+def test_unknown_training_keys_are_refused(tmp_path, caplog):
+    assert not record_gradients(tmp_path / "dump", small_model(), step=1, training={"max_norm": 1.0}).ok
+    assert "unknown training keys 'max_norm'; known are max_grad_norm, norm_type" in caplog.text
+    assert not (tmp_path / "dump" / "manifest.json").exists()
+    recording = record_gradients(tmp_path / "other", small_model(), step=1, training={"max_grad_norm": 1.0})
+    finish(tmp_path / "other", grad_nrom=2.0)
+    assert recording.ok and "'grad_nrom'" in caplog.text and "grad_nrom" not in manifest_of(tmp_path / "other")["training"]
+
+
+@pytest.mark.parametrize("script", ["gradclip_record.py", "gradclip_microbatches.py"])
+def test_assemble_says_in_one_line_what_is_wrong(tmp_path, script):
+    (tmp_path / "gradients").mkdir()
+    for content in (None, "no JSON", '{"rank": 0}'):
+        if content:
+            for folder in (tmp_path, tmp_path / "gradients"):
+                (folder / "rank_00000.json").write_text(content)
+        done = subprocess.run([sys.executable, ROOT / "scripts" / script, "assemble", tmp_path], capture_output=True, text=True,
+                              check=False)
+        assert done.returncode == 1 and done.stderr.startswith(f"gradclip: cannot assemble {tmp_path}: "), done
+        assert done.stderr.count("\n") == 1 and not (tmp_path / "manifest.json").exists()
+
+
 def one_rank_fails(rank, folder):
     model, write = small_model(), gradclip_record._write_gradient
     for failing, overwrite in itertools.product((0, 1), (False, True)):
