@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
     line = parse_command_line(argc, argv, environment);
     require_launcher(launch, *line);
     watch->limit_waiting(line->common.timeout);
+    watch->tell_how_to_resume(line->resume);
     session.emplace(*comm, launch, line->common, environment);
     if (session->speaks()) warn_of_variables();
     ExitCode code = ExitCode::done;

@@ -75,10 +75,14 @@ void Watch::watch() {
     if (count > 0 && ::read(told_, &signal, sizeof signal) == sizeof signal) {
       const int number = static_cast<int>(signal.ssi_signo);
       const std::string missing = launched_ ? board_.who_does_not_run() : std::string();
-      end(number, missing.empty() ? "interrupted by " + name_of(number) : missing);
+      end(number, missing.empty() ? interrupted_by(number) : missing);
     }
     look_around();
   }
+}
+
+std::string Watch::interrupted_by(int signal) const {
+  return "interrupted by " + name_of(signal) + (resumes_ ? "; run it again with --resume to continue" : "");
 }
 
 void Watch::look_around() {

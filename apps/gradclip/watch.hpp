@@ -27,6 +27,9 @@ class Watch {
   /// The longest that this process may wait in a collective. Zero: for ever.
   void limit_waiting(std::chrono::seconds limit) noexcept { limit_ = limit; }
 
+  /// Whether what this run has finished is kept when it is interrupted: the message says how to go on.
+  void tell_how_to_resume(bool resumes) noexcept { resumes_ = resumes; }
+
   /// Does not return if the process is being ended: for the thread that works, whose errors follow from that.
   void give_way() noexcept {
     if (ending_) thread_.join();
@@ -38,6 +41,7 @@ class Watch {
  private:
   void watch();
   void look_around();
+  [[nodiscard]] std::string interrupted_by(int signal) const;
   [[noreturn]] void end(int signal, const std::string& message);
 
   HostBoard& board_;
@@ -47,6 +51,7 @@ class Watch {
   int told_ = -1;  // readable: a signal
   int wake_ = -1;  // readable: stop
   std::atomic<bool> ending_{false};
+  std::atomic<bool> resumes_{false};
   std::atomic<std::chrono::seconds> limit_{std::chrono::seconds(0)};
   std::thread thread_;
 };

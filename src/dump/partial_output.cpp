@@ -199,7 +199,11 @@ PartialOutput::PartialOutput(const fs::path& input, const fs::path& output, bool
   if (!input.empty()) require_apart(input, output_, overwrite_);
   std::error_code error;
   if (fs::exists(fs::symlink_status(output_, error))) {
-    if (!overwrite_) refuse(output, "exists", "choose another name, or give --overwrite to replace it");
+    if (!overwrite_) {
+      const bool nothing_left = leftover_ == Leftover::continued && kind_ == OutputKind::dump && is_dump(output_);
+      refuse(output, nothing_left ? "exists and is whole: nothing is left to resume" : "exists",
+             "choose another name, or give --overwrite to replace it");
+    }
     refuse_foreign(output_, kind_);
   }
 }

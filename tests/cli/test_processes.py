@@ -90,10 +90,13 @@ def test_a_signal_with_resume_keeps_what_is_finished(place):
     notes = place.work / "out.partial" / "finished"
     until(lambda: notes.is_dir() and len(list(notes.iterdir())) > 1)
     os.kill(launched.pid, signal.SIGTERM)
-    assert launched.end()[0] == -signal.SIGTERM
+    code, _, err = launched.end()
+    assert code == -signal.SIGTERM and "interrupted by SIGTERM; run it again with --resume to continue" in err, err
     result = place.clip("--resume", "--format", "json")
     assert result.json()["run"]["kept_files"] > 0, result
     place.assert_whole_or_absent()
+    again = place.clip("--resume")
+    assert again.code == 2 and "exists and is whole: nothing is left to resume" in again.err, again
 
 
 def test_a_signal_that_is_ignored_stays_so(place):
