@@ -1,9 +1,15 @@
 #include "gradclip/clip/clip.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "commands.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/dump/dump_writer.hpp"
+#include "gradclip/norm/findings.hpp"
 #include "gradclip/report/report.hpp"
 #include "gradclip/verify/checksums.hpp"
 
@@ -39,12 +45,37 @@ int measuring_passes(const CommandLine& line) noexcept {
   return line.clip.numerics == Numerics::automodel || line.clip.numerics == Numerics::automodel_cpu ? 2 : 1;
 }
 
+namespace {
+
+/// The total that is not finite: the dump's, or one that recorded ranks have of their own.
+std::string found_total(const ClipResult& result) {
+  const auto text = [](double total) { return std::isnan(total) ? "nan" : "infinite"; };
+  if (!std::isfinite(result.total) || !result.norm) return text(result.total);
+  const std::vector<RankTotal>& totals = result.norm->reference.totals;
+  const auto worst =
+      std::find_if(totals.begin(), totals.end(), [](const RankTotal& one) { return !std::isfinite(one.total); });
+  if (worst == totals.end()) return text(result.total);
+  return fmt::format("{} on {}, whose own total counts other copies", text(worst->total), named_ranks(worst->ranks));
+}
+
+/// Empty where no copy is to blame that does not count.
+std::string first_nonfinite_copy(std::span<const Finding> findings) {
+  const auto found = std::find_if(findings.begin(), findings.end(),
+                                  [](const Finding& finding) { return finding.kind == "nonfinite"; });
+  if (found == findings.end()) return {};
+  return fmt::format("the first parameter with NaN or infinity is {} on {}", gradclip::quoted(found->parameter),
+                     named_ranks(found->ranks));
+}
+
+}  // namespace
+
 ExitCode outcome(const ClipResult& result, const Manifest& manifest, const CommandLine& line) {
   if (result.refused) {
     ErrorText text;
     text.where = "total norm";
-    text.found = std::isnan(result.total) ? "nan" : "infinite";
+    text.found = found_total(result);
     text.expected = "a finite number (--nonfinite error)";
+    if (result.norm) text.advice = first_nonfinite_copy(result.norm->findings);
     for (std::size_t i = 0; result.norm && i < manifest.parameters.size(); ++i) {
       const TensorStatistics& statistics = result.norm->parameters[i].statistics;
       if (statistics.nonfinite() == 0) continue;

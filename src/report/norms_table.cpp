@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 #include <ostream>
+#include <string_view>
+#include <unordered_map>
 
 #include "gradclip/base/error.hpp"
 #include "gradclip/report/names.hpp"
@@ -48,6 +50,17 @@ double sort_key(ParameterOrder order, std::optional<double> norm, const ReportSt
   return order == ParameterOrder::max ? statistics->max_abs : static_cast<double>(statistics->nonfinite());
 }
 
+using NonfiniteByName = std::unordered_map<std::string_view, double>;
+
+/// NaN and infinities by parameter, those of copies that do not count too: no row's numbers have them.
+NonfiniteByName found_nonfinite(const Report& report) {
+  NonfiniteByName found;
+  for (const Finding& finding : report.findings) {
+    if (finding.kind == "nonfinite") found[finding.parameter] += finding.value.value_or(0.0);
+  }
+  return found;
+}
+
 std::vector<NormsRow> parameter_rows(const Report& report, const TableOptions& options) {
   std::vector<NormsRow> rows;
   for (const std::size_t index : ordered_parameters(report, options)) {
@@ -81,11 +94,15 @@ std::vector<NormsRow> view_rows(const ReportView& view, const TableOptions& opti
 
 std::vector<std::size_t> ordered_parameters(const Report& report, const TableOptions& options) {
   const std::vector<ReportParameter>& parameters = report.parameters;
+  const NonfiniteByName found = options.order == ParameterOrder::nan ? found_nonfinite(report) : NonfiniteByName();
   return ordered(
       parameters.size(), options,
       [&](std::size_t i) {
         const ReportParameter& parameter = parameters[i];
-        return sort_key(options.order, parameter.norm, parameter.statistics ? &*parameter.statistics : nullptr);
+        const double key =
+            sort_key(options.order, parameter.norm, parameter.statistics ? &*parameter.statistics : nullptr);
+        const auto more = found.find(parameter.name);
+        return more == found.end() ? key : std::max(key, more->second);
       },
       [&](std::size_t i) -> const std::string& { return parameters[i].name; });
 }

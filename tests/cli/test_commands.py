@@ -253,6 +253,20 @@ def test_a_total_that_a_copy_spoils(tool, value):
     report = tool.norms(dump.write(tool.fresh("dump")), "--numerics", "automodel")
     assert report["norm"]["total"] == 2 and "total-nonfinite" not in [f["kind"] for f in report["findings"]]
     assert report["findings"][0]["kind"] == "nonfinite"
+    what = "nan" if np.isnan(value) else "infinite"
+    failed = run(1, "norms", report["dump"]["path"], "--numerics", "automodel", "--nonfinite", "error")
+    assert failed.code == 4 and f"total norm: {what} on rank 1" in failed.err and "'w' on rank 1" in failed.err, failed
+
+
+def test_a_copy_that_does_not_count_is_sorted_by_its_nan(tool):
+    dump = Dump(2)
+    dump.mesh("m", ["dp"], [0, 1])
+    for name, spoilt in (("a", 0), ("b", 1), ("c", 2)):
+        copy = np.ones(4, np.float32)
+        copy[:spoilt] = np.nan
+        dump.local(name, (4,), "m", ["Replicate()"], {0: np.ones(4, np.float32), 1: copy})
+    out = run(1, "norms", dump.write(tool.fresh("dump")), "--sort", "nan").out
+    assert [line[0] for line in out.splitlines() if line[:2] in ("a ", "b ", "c ")] == ["c", "b", "a"], out
 
 
 def test_a_total_beyond_float64_fails_a_gate(tool):
