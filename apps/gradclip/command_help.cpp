@@ -5,17 +5,31 @@
 #include <string_view>
 
 #include "command_list.hpp"
+#include "gradclip/base/dtype.hpp"
 #include "gradclip/base/error.hpp"
 #include "gradclip/synth/model.hpp"
 
 namespace gradclip {
 namespace {
 
-constexpr std::string_view kOutro =
+constexpr std::string_view kSources =
     "Options also come from the environment (GRADCLIP_MAX_NORM=1 for --max-norm 1) and from --config;\n"
-    "the command line beats the environment, which beats the file, which beats the dump's manifest.\n\n"
-    "Exit codes: 0 done, 1 findings (--strict), 2 usage, 3 bad input, 4 non-finite total refused,\n"
-    "            5 resources, 70 a bug in gradclip\n";
+    "the command line beats the environment, which beats the file, which beats the dump's manifest.\n\n";
+
+std::string exit_codes(std::string_view one) {
+  return fmt::format(
+      "Exit codes: 0 done, {}2 usage, 3 bad input, 4 non-finite total refused,\n"
+      "            5 resources, 70 a bug in gradclip\n",
+      one);
+}
+
+/// What exit code 1 of a command means; empty where it has none.
+std::string_view exit_code_one(const CommandEntry& command) {
+  if ((command.bit & (kVerify | kDiff | kCheck)) != 0) return "1 findings, ";
+  if ((command.bit & (kInspect | kSynth | kReport | kDoctor)) != 0) return "";
+  if (command.bit == kAccumulate) return "1 findings (--strict) or differences (--check), ";
+  return "1 findings (--strict), ";
+}
 
 std::string spelling(const OptionEntry& option) {
   std::string text = option.name == "output" ? "-o, --output" : "--" + option.name;
@@ -25,7 +39,7 @@ std::string spelling(const OptionEntry& option) {
 }
 
 /// The values that an option takes by name. They stand in one place, and its refusal of any other value lists them.
-std::vector<std::string> choices_of(const OptionEntry& option) {
+std::vector<std::string> choices_of(const OptionEntry& option, const CommandEntry& command) {
   constexpr std::string_view kOneOf = "one of ", kComma = ", ";
   std::vector<std::string> choices;
   if (option.kind != Kind::value) return choices;
@@ -46,6 +60,9 @@ std::vector<std::string> choices_of(const OptionEntry& option) {
     }
     choices.emplace_back(names);
   }
+  if (option.name == "dtype" && command.bit == kAccumulate) {
+    std::erase_if(choices, [](const std::string& name) { return size_of(*parse_dtype(name)) == 1; });
+  }
   return choices;
 }
 
@@ -64,8 +81,10 @@ std::string general_help() {
   for (const CommandEntry& command : command_table())
     text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
   text +=
-      "\n  gradclip help COMMAND      the command's options; so does gradclip COMMAND --help\n  gradclip --version\n\n";
-  return text + std::string(kOutro);
+      "\n  gradclip help COMMAND      the command's options; so does gradclip COMMAND --help\n  gradclip --version\n"
+      "  gradclip --print-completion bash|zsh|fish\n"
+      "  gradclip --print-man\n\n";
+  return text + std::string(kSources) + exit_codes("1 findings (of most commands with --strict), ");
 }
 
 std::string command_help(const CommandEntry& command, const std::vector<OptionEntry>& table) {
@@ -100,7 +119,7 @@ std::string command_help(const CommandEntry& command, const std::vector<OptionEn
               (option.metavar.empty() ? "" : " " + option.metavar),
           option.help);
   }
-  return text + '\n' + std::string(kOutro);
+  return text + '\n' + std::string(kSources) + exit_codes(exit_code_one(command));
 }
 
 std::vector<CommandDescription> describe_commands() {
@@ -117,7 +136,7 @@ std::vector<CommandDescription> describe_commands() {
       if ((option.commands & command.bit) == 0) continue;
       described.options.push_back({option.name, option.name == "output" ? "o" : "", option.metavar, option.help,
                                    option.kind == Kind::toggle, option.section == Section::scale,
-                                   option.section == Section::common, choices_of(option)});
+                                   option.section == Section::common, choices_of(option, command)});
     }
     described.options.insert(described.options.end(), universal_options().begin(), universal_options().end());
   }

@@ -24,7 +24,8 @@ constexpr std::array<CommandEntry, 12> kCommands{{
     {"check", Command::check, kCheck, true, "check DUMP --baseline FILE [--update] [options]",
      "norms and findings against a committed baseline",
      "Measures a dump as norms does and compares it with a baseline file: counts exactly, norms within tolerances.\n"
-     "Exits 1 if anything regressed, if there is no baseline yet, and for NaN and infinities in any case."},
+     "Exits 1 if anything regressed, if there is no baseline yet, and, without --allow-nonfinite,\n"
+     "for NaN and infinities."},
     {"merge", Command::merge, kMerge, true, "merge DUMP -o OUT [options]", "full tensors, one for each parameter",
      "Puts the shards of every parameter together and writes the full tensors: into OUT, a dump of one\n"
      "rank, or a safetensors file. Raw values: nothing is scaled."},

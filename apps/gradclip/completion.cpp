@@ -43,23 +43,34 @@ std::vector<std::string> names_of(const std::vector<CommandDescription>& command
   return names;
 }
 
-/// Options that take a value, of any command; the first of a name stands for all.
-std::vector<OptionDescription> with_values(const std::vector<CommandDescription>& commands) {
-  std::vector<OptionDescription> found;
+struct ValueOption {
+  OptionDescription option;
+  std::string command;  ///< '*': all of which no entry before says otherwise
+};
+
+/// Options that take a value, of any command; the first of a name stands for all that take the same values.
+std::vector<ValueOption> with_values(const std::vector<CommandDescription>& commands) {
+  std::vector<ValueOption> all, others;
   for (const CommandDescription& command : commands) {
     for (const OptionDescription& option : command.options) {
-      const bool known =
-          std::any_of(found.begin(), found.end(), [&](const OptionDescription& o) { return o.name == option.name; });
-      if (option.takes_value() && !known) found.push_back(option);
+      if (!option.takes_value()) continue;
+      const auto known =
+          std::find_if(all.begin(), all.end(), [&](const ValueOption& one) { return one.option.name == option.name; });
+      if (known == all.end()) {
+        all.push_back({option, "*"});
+      } else if (known->option.choices != option.choices) {
+        others.push_back({option, command.name});
+      }
     }
   }
-  return found;
+  others.insert(others.end(), all.begin(), all.end());
+  return others;
 }
 
 std::string bash(const std::vector<CommandDescription>& commands) {
   std::string values, options;
-  for (const OptionDescription& option : with_values(commands)) {
-    const std::string pattern = fmt::format("{}", fmt::join(spellings(option), "|"));
+  for (const auto& [option, command] : with_values(commands)) {
+    const std::string pattern = command + ':' + fmt::format("{}", fmt::join(spellings(option), '|' + command + ':'));
     const std::string choices = fmt::format("{}", fmt::join(option.choices, " "));
     if (!choices.empty() && option.takes_path()) {
       values += fmt::format(
@@ -94,7 +105,7 @@ _gradclip() {
     COMPREPLY=($(compgen -W '@COMMANDS@ help --help --version' -- "$word"))
     return
   fi
-  case $before in
+  case ${COMP_WORDS[1]}:$before in
 @VALUES@  esac
   case ${COMP_WORDS[1]} in
 @OPTIONS@    help)

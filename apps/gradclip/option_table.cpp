@@ -100,7 +100,8 @@ std::vector<OptionEntry> make_table() {
   using Line = CommandLine;
   return {
       {"output", Kind::value, Section::command, kClip | kMerge | kSynth | kAccumulate | kReport, "OUT",
-       "where the output goes (required)", [](Line& line, const Value& v) { line.output = v.text; }},
+       "where the output goes (required; accumulate: unless --check)",
+       [](Line& line, const Value& v) { line.output = v.text; }},
       {"overwrite", Kind::flag, Section::command, kClip | kMerge | kSynth | kAccumulate, "", "replace OUT if it exists",
        [](Line& line, const Value& v) { line.overwrite = boolean(v); }},
       {"resume", Kind::flag, Section::command, kClip, "",
@@ -171,7 +172,7 @@ std::vector<OptionEntry> make_table() {
          line.diff.rule.absolute = *line.check.options.absolute;
        }},
       {"ulp", Kind::value, Section::command, kDiff | kAccumulate, "N",
-       "in place of both: equal when at most N numbers of the type apart",
+       "in place of --rtol and --atol: equal when at most N numbers of the type apart",
        [](Line& line, const Value& v) { line.diff.rule.ulps = static_cast<std::uint64_t>(integer(v, 0)); }},
       {"equal-nan", Kind::flag, Section::command, kDiff | kAccumulate, "", "a NaN equals a NaN",
        [](Line& line, const Value& v) { line.diff.rule.equal_nan = boolean(v); }},
@@ -296,7 +297,8 @@ std::vector<OptionEntry> make_table() {
        [](Line& line, const Value& v) {
          line.common.format = choice<OutputFormat>(v, {{"text", OutputFormat::text}, {"json", OutputFormat::json}});
        }},
-      {"strict", Kind::flag, Section::common, kAll & ~(kInspect | kSynth | kDoctor), "", "findings exit 1",
+      {"strict", Kind::flag, Section::common, kAll & ~(kInspect | kSynth | kDoctor), "",
+       "findings exit 1, as those of verify, diff and check do anyway",
        [](Line& line, const Value& v) { line.common.strict = boolean(v); }},
       {"device", Kind::value, Section::common, kMeasure | kVerify | kAccumulate | kDoctor, "WHAT",
        "auto (default), cuda or cpu",

@@ -57,6 +57,16 @@ void check_resume(const CommandLine& line, const Values& values) {
   refuse_both(values.find("resume")->second, values.find("locality")->second);
 }
 
+/// A number apart and a tolerance are two rules: the stronger source wins.
+void settle_comparison(Values& values) {
+  for (const std::string_view name : {"rtol", "atol"}) {
+    const auto ulp = values.find("ulp"), tolerance = values.find(name);
+    if (ulp == values.end() || tolerance == values.end()) continue;
+    if (ulp->second.level == tolerance->second.level) refuse_both(tolerance->second, ulp->second);
+    values.erase(ulp->second.level < tolerance->second.level ? tolerance : ulp);
+  }
+}
+
 /// How two dumps are compared is for a replay that --check compares.
 void check_comparison(const CommandLine& line, const Values& values) {
   if (line.command != Command::accumulate || line.checked) return;
@@ -170,6 +180,7 @@ CommandLine parse_command_line(int argc, const char* const* argv, const Environm
   if (arguments.config) add_config(values, table, command.bit, *arguments.config);
   line.config = arguments.config.value_or("");
   settle_clipping(values);
+  settle_comparison(values);
 
   line.command = command.command;
   line.dump = arguments.dump;

@@ -31,6 +31,7 @@ def test_general_help_and_version():
     for word in ("--help", "-h"):
         result = run(1, word)
         assert result.code == 0 and result.err == "" and all(command in result.out for command in COMMANDS), result
+        assert "--print-completion" in result.out and "--print-man" in result.out
     version = run(1, "--version")
     assert version.code == 0 and version.out.startswith("gradclip ") and version.out.count("\n") == 1
 
@@ -48,6 +49,9 @@ def test_help_and_version_of_each_command(command):
         assert [option for option in scale if option not in result.out] == []
     if command == "clip":
         assert "--overwrite" in result.out and "--total-norm" in result.out and "-o" in result.out
+    codes = result.out[result.out.index("Exit codes:"):]
+    assert ("1 findings (--strict)" in codes) == (command in ("clip", "norms", "merge", "tokens", "accumulate")), codes
+    assert ("1 findings, " in codes) == (command in ("verify", "diff", "check")), codes
     assert run(1, command, "--version").out == run(1, "--version").out
 
 

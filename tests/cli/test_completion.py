@@ -61,6 +61,8 @@ def test_values(tmp_path):
     assert completed("gradclip", "clip", "--nonfinite", "s") == ["skip"]
     assert completed("gradclip", "clip", "--device", "") == ["auto", "cpu", "cuda"]
     assert completed("gradclip", "clip", "--max-norm", "") == []
+    assert completed("gradclip", "accumulate", "--dtype", "") == ["bfloat16", "float16", "float32", "float64"]
+    assert "float8_e4m3fn" in completed("gradclip", "synth", "--dtype", "")
     assert completed("gradclip", "clip", "--nonfinite", "=") == completed("gradclip", "clip", "--nonfinite", "")
     assert completed("gradclip", "clip", "--nonfinite", "=", "z") == ["zero"]
     assert completed("gradclip", "synth", "--model", "l", folder=tmp_path) == ["llama-70b", "llama-8b"]

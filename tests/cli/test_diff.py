@@ -335,6 +335,10 @@ def test_ulps(tool):
     a, b = one_rank(tool, {"w": values}), one_rank(tool, {"w": apart})
     assert diff(a, b, "--ulp", "2", code=0)["rule"]["ulp"] == 2
     assert diff(a, b, "--ulp", "1", code=1)["parameters"][0]["different"] == 2
+    stronger = run(1, "diff", a, b, "--ulp", "2", "--format", "json", env={"GRADCLIP_RTOL": "1"})
+    assert stronger.code == 0 and stronger.json()["rule"]["ulp"] == 2
+    stronger = run(1, "diff", a, b, "--rtol", "4", "--format", "json", env={"GRADCLIP_ULP": "1"})
+    assert stronger.code == 0 and stronger.json()["rule"]["rtol"] == 4 and stronger.json()["rule"]["ulp"] is None
 
 
 def test_scalars_empty_and_uneven(tool):
@@ -464,6 +468,8 @@ def test_hostile_names_are_escaped(tool):
     (["--atol", "nan"], ["--atol", "nan"]),
     (["--ulp=-1"], ["--ulp"]),
     (["--ulp", "1.5"], ["--ulp"]),
+    (["--ulp", "1", "--rtol", "1e-6"], ["--rtol and --ulp", "both are given"]),
+    (["--atol", "0", "--ulp", "0"], ["--atol and --ulp", "both are given"]),
     (["--max-elements", "100000"], ["--max-elements"]),
     (["--only", "a(b"], ["--only", "a(b"]),
     (["--map", "nowhere"], ["nowhere"]),
