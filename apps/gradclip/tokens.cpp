@@ -15,6 +15,7 @@ ExitCode run_tokens(Session& session, const CommandLine& line) {
   DumpReader dump = session.open(line.dump);
   const Manifest& manifest = dump.manifest();
   session.check_report_path(line.dump, {});
+  if (line.scale.pp_axis) require_pp_axis(manifest, *line.scale.pp_axis);
 
   DiffRun run = session.run_over(dump, nullptr, "labels are counted in host memory");
   LabelTokens counted = count_label_tokens(dump, run.comm, plan_work(manifest, run.comm.size()),

@@ -313,6 +313,8 @@ def test_axes(tool):
     assert tokens(path, "--dp-axes", "data")["labels"]["label_tokens"] == 4
     assert tokens(path, "--dp-axes", "data,model")["labels"]["label_tokens"] == 8
     refused(1, 2, path, "tokens", path, "--dp-axes", "batch", mentions=["--dp-axes", "'batch'", "'data', 'model'"])
+    refused(1, 2, path, "tokens", path, "--dp-axes", "data", "--pp-axis", "nosuch",
+            mentions=["--pp-axis", "'nosuch'", "'data', 'model'"])
     for axes in ("", "data,", ",data", "data,,model"):
         refused(1, 2, path, "tokens", path, f"--dp-axes={axes}", mentions=["--dp-axes"])
     two = Dump(2)
