@@ -25,6 +25,7 @@ struct Oddities {
   std::uint64_t tensor = 0;
   std::uint64_t none = 0;      ///< written as 0
   std::uint64_t overflow = 0;  ///< combined values that are finite and are not in the written type
+  std::uint64_t values = 0;    ///< of a tied weight: hash of its elements and their places
 };
 
 struct TensorChecksum {
@@ -48,6 +49,24 @@ std::uint64_t round_values(const BlockValues& values, std::uint64_t count, DType
   return overflows;
 }
 
+/// The finaliser of SplitMix64.
+std::uint64_t mixed(std::uint64_t bits) noexcept {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  return bits ^ (bits >> 31);
+}
+
+/// A sum over elements, so that it does not matter how a tensor is cut into blocks.
+std::uint64_t hash_of_values(const std::byte* values, std::uint64_t count, std::size_t size, std::uint64_t position) {
+  std::uint64_t hash = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint64_t bits = 0;
+    std::memcpy(&bits, values + i * size, size);
+    hash += mixed(mixed(position + i + 1) + bits);
+  }
+  return hash;
+}
+
 class Merger {
  public:
   Merger(DiffRun& run, const MergePlan& plan, MergedOutput& output)
@@ -57,6 +76,10 @@ class Merger {
       pair.name = tensor.name;
       pair.a = tensor.tensor;
       pair.shape = tensor.tensor.shape;
+    }
+    hashed_.resize(tensors_.size());
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (has_stand_in(i)) hashed_[i] = hashed_[*tensors_[i].stand_in] = 1;
     }
   }
 
@@ -69,7 +92,7 @@ class Merger {
       file_.emplace(PosixFile::open_for_writing(output_.file(), false));
       std::vector<std::size_t> written;
       for (std::size_t i = 0; i < tensors_.size(); ++i) {
-        if (tensors_[i].written()) written.push_back(i);
+        if (tensors_[i].written() || has_stand_in(i)) written.push_back(i);
       }
       // Where copies are not the same byte for byte, all of them are looked at, and the tensor is written once more.
       const std::set<std::size_t> suspects = write_blocks(written, /*all_copies=*/false);
@@ -96,12 +119,14 @@ class Merger {
   [[nodiscard]] std::vector<Finding> findings() {
     std::vector<Oddities> mine;
     for (std::size_t i = 0; i < odd_.size(); ++i) {
-      if (odd_[i].none != 0 || odd_[i].overflow != 0) mine.push_back({i, odd_[i].none, odd_[i].overflow});
+      odd_[i].tensor = i;
+      if (odd_[i].none != 0 || odd_[i].overflow != 0 || odd_[i].values != 0) mine.push_back(odd_[i]);
     }
     std::fill(odd_.begin(), odd_.end(), Oddities{});
     for (const Oddities& each : gather_values(run_.comm, std::span<const Oddities>(mine))) {
       odd_[each.tensor].none += each.none;
       odd_[each.tensor].overflow += each.overflow;
+      odd_[each.tensor].values += each.values;
     }
     std::vector<NoneShard> my_none;
     for (const NoneShard& shard : plan_.none) {
@@ -135,11 +160,31 @@ class Merger {
                             .message = fmt::format("{} of {} combined values are beyond {}", odd_[i].overflow,
                                                    tensors_[i].tensor.elements, name(tensors_[i].dtype))});
       }
+      if (has_stand_in(i) && !holds_the_same(i)) {
+        findings.push_back({.kind = "tied-differ",
+                            .parameter = tensors_[i].name,
+                            .ranks = holders_of(i),
+                            .index = {},
+                            .value = {},
+                            .message = "another entry of the tied weight is written, which has other values"});
+      }
     }
     return findings;
   }
 
  private:
+  /// Whether the tensor has values and is not written for another one.
+  [[nodiscard]] bool has_stand_in(std::size_t i) const { return tensors_[i].stand_in && !tensors_[i].none; }
+  [[nodiscard]] std::vector<std::int32_t> holders_of(std::size_t i) const {
+    const Manifest& manifest = run_.dumps[0]->manifest();
+    return manifest.holders(manifest.parameters[tensors_[i].tensor.parameter]);
+  }
+  [[nodiscard]] bool holds_the_same(std::size_t i) const {
+    const MergedTensor& written = tensors_[*tensors_[i].stand_in];
+    return tensors_[i].tensor.shape == written.tensor.shape && tensors_[i].dtype == written.dtype &&
+           odd_[i].values == odd_[*tensors_[i].stand_in].values;
+  }
+
   /// One for each worker.
   struct Workspace {
     BlockAssembly assembly;
@@ -177,6 +222,7 @@ class Merger {
         Oddities& of_tensor = odd_[round[mine[index]].pair];
         of_tensor.none += odd[index].none;
         of_tensor.overflow += odd[index].overflow;
+        of_tensor.values += odd[index].values;
       }
       if (all_copies) copies_.collect(round);
     });
@@ -201,7 +247,9 @@ class Merger {
       odd.overflow = round_values(values, block.elements, tensor.dtype, workspace.rounded);
       from = workspace.rounded.data();
     }
-    file_->write(offset_of(block), from, block.elements * size_of(tensor.dtype));
+    const std::size_t size = size_of(tensor.dtype);
+    if (hashed_[block.pair] != 0) odd.values = hash_of_values(from, block.elements, size, block.begin);
+    if (tensor.written()) file_->write(offset_of(block), from, block.elements * size);
     return odd;
   }
 
@@ -258,6 +306,7 @@ class Merger {
   std::vector<std::uint64_t> offsets_;
   std::optional<OutputFile> file_;
   std::vector<Oddities> odd_;  // by tensor
+  std::vector<char> hashed_;   // by tensor: whether its values are compared with another one's
 };
 
 }  // namespace

@@ -153,7 +153,7 @@ class MergedSafetensors final : public MergedOutput {
     if (!manifest.producer.empty()) members.emplace_back("producer", manifest.producer);
     std::string none;
     for (const MergedTensor& tensor : tensors) {
-      if (tensor.none) none += (none.empty() ? "" : "\n") + tensor.name;
+      if (tensor.none && !tensor.stand_in) none += (none.empty() ? "" : "\n") + tensor.name;
     }
     if (!none.empty()) members.emplace_back("none", none);
     return members;

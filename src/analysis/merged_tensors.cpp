@@ -54,24 +54,32 @@ DType written_as(const MergedTensor& tensor, const Sight& sight, MergeFormat for
 /// Names of a safetensors file, which are unique.
 void name_for_safetensors(const Manifest& manifest, std::vector<MergedTensor>& tensors) {
   std::set<std::string> taken;
-  std::map<std::string, std::vector<std::string>> tied;  // keys of the weights that stand under a name
+  std::map<std::pair<std::string, std::string>, std::size_t> tied;  // the tensor that is written, by name and key
   for (const MergedTensor& tensor : tensors) taken.insert(tensor.name);
   std::set<std::string> used;
-  for (MergedTensor& tensor : tensors) {
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    MergedTensor& tensor = tensors[t];
     const ParameterEntry& entry = manifest.parameters[tensor.tensor.parameter];
     if (tensor.none) continue;
-    std::vector<std::string>& keys = tied[tensor.name];
-    if (entry.tied && std::find(keys.begin(), keys.end(), *entry.tied) != keys.end()) {
-      tensor.repeated = true;
-      continue;
+    if (entry.tied) {
+      const auto [earlier, is_first] = tied.emplace(std::pair(entry.name, *entry.tied), t);
+      if (!is_first) {
+        tensor.stand_in = earlier->second;
+        continue;
+      }
     }
-    if (entry.tied) keys.push_back(*entry.tied);
     if (used.insert(tensor.name).second) continue;
     std::string name;
     for (std::size_t i = 2; name.empty() || !taken.insert(name).second; ++i)
       name = fmt::format("{}@{}", tensor.name, i);
     used.insert(name);
     tensor.name = std::move(name);
+  }
+  // Those that are None on every rank, where another entry of the weight is not.
+  for (MergedTensor& tensor : tensors) {
+    const ParameterEntry& entry = manifest.parameters[tensor.tensor.parameter];
+    if (!tensor.none || !entry.tied) continue;
+    if (const auto other = tied.find({entry.name, *entry.tied}); other != tied.end()) tensor.stand_in = other->second;
   }
 }
 

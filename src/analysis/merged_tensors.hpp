@@ -25,9 +25,10 @@ struct MergedTensor {
   DType dtype = DType::float32;    ///< as written
   std::optional<float> scale_inv;  ///< as written beside float8
   bool none = false;               ///< the gradient is None on every rank
-  bool repeated = false;           ///< safetensors: a tied weight that an earlier tensor of the same name holds already
+  /// safetensors: the tensor of the same name and tied weight that is written in its place, an index.
+  std::optional<std::size_t> stand_in;
 
-  [[nodiscard]] bool written() const noexcept { return !none && !repeated; }
+  [[nodiscard]] bool written() const noexcept { return !none && !stand_in; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return written() ? tensor.elements * size_of(dtype) : 0; }
 };
 

@@ -21,7 +21,7 @@ Report merge_report(const std::filesystem::path& dump, const Manifest& manifest,
     tensor.scale_inv = from.scale_inv;
     tensor.elements = from.tensor.elements;
     tensor.bytes = from.bytes();
-    tensor.status = from.none ? "none" : from.repeated ? "repeated" : "written";
+    tensor.status = from.stand_in ? "repeated" : from.none ? "none" : "written";
     merge.bytes += tensor.bytes;
   }
   if (labels) merge.not_kept.emplace_back("labels");

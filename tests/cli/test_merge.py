@@ -285,6 +285,33 @@ def test_none(tool):
     assert len(tensors) == 5 and tensors["partly"][1].tolist() == [1, 2, 0, 0, 5, 6, 0, 0]
 
 
+def test_a_tied_weight_in_one_file(tool):
+    """It is written once: what is not written is to be the same, and None only where no entry has values."""
+    first = np.random.default_rng(3).standard_normal((8, 2)).astype(np.float32)
+    second = first.copy()
+    second[5, 1] += 1
+
+    def tied(a, b, none=()):
+        dump = Dump(4)
+        dump.mesh("s0", ["dp"], [0, 1])
+        dump.mesh("s1", ["dp"], [2, 3])
+        dump.sharded("embed", a, "s0", ["Shard(0)"], tied="e", none=none)
+        dump.sharded("embed", b, "s1", ["Shard(1)"], tied="e")
+        return dump.write(tool.fresh("dump"))
+    for a, b, none, expected, written in [(first, first, (), [], first), (first, second, (), ["tied-differ"], first),
+                                          (first, second, (0, 1), [], second)]:
+        path, reports = tied(a, b, none), []
+        for processes in (1, 3):
+            file = tool.fresh("file")
+            reports.append(merge(path, file, "--safetensors", np=processes))
+            tensors, metadata = read_safetensors(file)
+            np.testing.assert_array_equal(tensors["embed"][1], written)
+            assert list(tensors) == ["embed"] and "none" not in metadata
+        assert kinds(reports[0]) == kinds(reports[1]) == expected, reports[0]["findings"]
+        if expected:
+            assert finding(reports[0], "tied-differ")["ranks"] == [2, 3]
+
+
 def test_names_that_stand_several_times(tool):
     """Tied weights, stages with local names, experts of a rank: every entry stays, and diff pairs them."""
     dump = Dump(4)
