@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "gradclip/base/precision.hpp"
 #include "gradclip/norm/findings.hpp"
 #include "gradclip/norm/segments.hpp"
 
@@ -391,7 +392,9 @@ std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const 
     const ParameterEntry& first = manifest.parameters[place->second];
     const auto& ours = counted[p];
     const auto& theirs = counted[place->second];
-    bool same_cut = ours.size() == theirs.size() && entry.shape == first.shape && entry.dtype == first.dtype;
+    const bool partial = entry.has_partial() || first.has_partial();  // addends say nothing by themselves
+    bool same_cut =
+        !partial && ours.size() == theirs.size() && entry.shape == first.shape && entry.dtype == first.dtype;
     for (std::size_t i = 0; same_cut && i < ours.size(); ++i) {
       const ShardLayout a = manifest.layout(entry, ours[i]->rank), b = manifest.layout(first, theirs[i]->rank);
       same_cut = a.ranges() == b.ranges() && a.flat() == b.flat();
@@ -406,11 +409,15 @@ std::vector<Suspect> tied_suspects(const Run& run, const ShardSums& sums, const 
     }
     const TensorStatistics& a = sums.parameters[p];
     const TensorStatistics& b = sums.parameters[place->second];
+    if (partial && (a.elements == 0 || b.elements == 0)) continue;  // not combined
     const double norm_a = a.norm(order), norm_b = b.norm(order);
-    const bool equal =
-        entry.shape == first.shape && a.elements == b.elements && a.zeros == b.zeros && a.nan == b.nan &&
-        a.posinf == b.posinf && a.neginf == b.neginf && a.max_abs == b.max_abs && a.min_abs == b.min_abs &&
-        (norm_a == norm_b || std::abs(norm_a - norm_b) <= 1e-12 * std::abs(norm_b) || a.nonfinite() != 0);
+    // Addends that are rounded one by one are another sum than one that is rounded once.
+    const double limit = partial ? 4.0 * std::max(epsilon_of(entry.dtype), epsilon_of(first.dtype)) : 1e-12;
+    const bool equal_norms =
+        norm_a == norm_b || std::abs(norm_a - norm_b) <= limit * std::abs(norm_b) || a.nonfinite() != 0;
+    const bool equal_values = a.zeros == b.zeros && a.max_abs == b.max_abs && a.min_abs == b.min_abs;
+    const bool equal = entry.shape == first.shape && a.elements == b.elements && a.nan == b.nan &&
+                       a.posinf == b.posinf && a.neginf == b.neginf && equal_norms && (partial || equal_values);
     if (equal) continue;
     findings.push_back(
         {.kind = "tied-differ",

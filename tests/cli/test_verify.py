@@ -390,6 +390,27 @@ def test_a_none_copy(tool):
     assert found["ranks"] == [2] and found["value"] is None and "None" in found["message"]
 
 
+@pytest.mark.parametrize("other", ["Partial()", "Shard(0)"])
+def test_tied_weights_of_addends(tool, other):
+    """Sums are compared: addends of one sum need not be those of the other."""
+    whole = numbers(1, (8, 6))
+
+    def tied(last):
+        dump = Dump(4, max_grad_norm=1.0)
+        dump.mesh("s0", ["dp"], [0, 1])
+        dump.mesh("s1", ["dp"], [2, 3])
+        part = numbers(2, (8, 6))
+        dump.local("embed", whole.shape, "s0", ["Partial()"], {0: part, 1: whole - part}, tied="e")
+        if other == "Shard(0)":
+            dump.sharded("embed", last, "s1", ["Shard(0)"], tied="e")
+        else:
+            dump.local("embed", whole.shape, "s1", ["Partial()"], {2: last / 4, 3: 3 * last / 4}, tied="e")
+        return dump.write(tool.fresh("dump"))
+    # Nobody tells the reference that the two ends are a pipeline's, so its ranks disagree by a rounding.
+    assert set(kinds(verify(tied(whole)))) <= {"ranks-disagree"}
+    assert "tied-differ" in kinds(verify(tied(whole * np.float32(1.001))))
+
+
 def test_tied_weights_that_differ(tool):
     dump = Dump(2)
     dump.plain("embed", numbers(1, (4, 2)), ranks=[0], tied="w")
