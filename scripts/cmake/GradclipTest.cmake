@@ -41,7 +41,8 @@ function(gradclip_mpi_test name)
   gradclip_compile_quickly(${name} "${test_HOT}")
   foreach(processes IN LISTS test_PROCESSES)
     add_test(NAME ${name}.np${processes}
-      COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe -np ${processes} $<TARGET_FILE:${name}>)
+      COMMAND "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" "${MPIEXEC_EXECUTABLE}" --allow-run-as-root --oversubscribe
+              -np ${processes} $<TARGET_FILE:${name}>)
     set_tests_properties(${name}.np${processes} PROPERTIES LABELS mpi TIMEOUT 120 PROCESSORS 2)
   endforeach()
 endfunction()

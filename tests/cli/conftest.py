@@ -28,12 +28,16 @@ pytest.register_assert_rewrite("accumulation", "dump_builder", "oracle", "elemen
 import dump_builder  # noqa: E402
 import element_types  # noqa: E402
 
-# The last: mpirun waits a second before it kills what a failed process has left, and again before it ends. It does not
-# protect anything here, as gradclip has no handler of signals, and most of these tests are about runs that end otherwise.
+# A launch that ends removes the directory that all launches of a machine share, now and then while another one is about to
+# make its own in it, which then fails. Suites run side by side.
+SESSIONS = tempfile.TemporaryDirectory(prefix="gradclip-mpi-", ignore_cleanup_errors=True)
+
+# The last but one: mpirun waits a second before it kills what a failed process has left, and again before it ends. It does
+# not protect anything here, and most of these tests are about runs that end otherwise.
 QUIET_MPI = {"OMPI_MCA_btl_base_warn_component_unused": "0", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
              "OMPI_MCA_btl": "self,vader", "OMPI_MCA_mpi_yield_when_idle": "1",
              "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-             "OMPI_MCA_odls_base_sigkill_timeout": "0"}
+             "OMPI_MCA_odls_base_sigkill_timeout": "0", "OMPI_MCA_orte_tmpdir_base": SESSIONS.name}
 LAUNCHED = re.compile(r"GRADCLIP_|GITHUB_|OMPI_|PMI|SLURM_|(RANK|WORLD_SIZE|LOCAL_RANK|NO_COLOR|CLICOLOR_FORCE)$")
 
 

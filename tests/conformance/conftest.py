@@ -24,7 +24,8 @@ class Gradclip:
         report = reports / f"report{len(self.commands)}.json"
         line = [self.program, command, dump, *options, "--report", report, "--quiet"]
         if processes is not None:
-            line = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-q", "-np", processes, *line]
+            line = [ROOT / "tests/support/mpirun.sh", "mpirun", "--allow-run-as-root", "--oversubscribe", "-q", "-np", processes,
+                    *line]
         line = list(map(str, line))
         self.commands.append(" ".join(line))
         print("ran:", self.commands[-1])

@@ -30,8 +30,8 @@ set_target_properties(nccl_communicator_failure_test PROPERTIES GRADCLIP_EMULATE
 # One run of a test and how it ended, which the run cannot see itself.
 function(nccl_end_of_run name)
   cmake_parse_arguments(PARSE_ARGV 1 test "" "PROCESSES;TARGET;FILTER" "ENVIRONMENT;CHECKS")
-  set(command "${MPIEXEC_EXECUTABLE}" --allow-run-as-root --oversubscribe -np ${test_PROCESSES}
-    "$<TARGET_FILE:${test_TARGET}>")
+  set(command "${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh" "${MPIEXEC_EXECUTABLE}" --allow-run-as-root --oversubscribe
+    -np ${test_PROCESSES} "$<TARGET_FILE:${test_TARGET}>")
   if(test_FILTER)
     list(APPEND command "--gtest_filter=${test_FILTER}")
   endif()
