@@ -79,6 +79,7 @@ DiffResult compare_dumps(DiffRun& run, const DiffOptions& options) {
   }
   const std::set<std::size_t> suspects = compare_blocks(run, pairs, options.max_elements, result.parameters);
   const std::vector<Finding> copies = compare_copies(run, pairs, suspects, options.max_elements, result.parameters);
+  for (DumpReader* dump : run.dumps) dump->require_unchanged();
 
   for (std::size_t p = 0; p < result.parameters.size(); ++p) {
     ParameterDifference& parameter = result.parameters[p];

@@ -185,6 +185,19 @@ def test_the_input_changes_while_it_is_read(place, change, words, name):
     assert not place.out.exists() and not (place.work / "out.partial").exists()
 
 
+def test_a_compared_dump_changes_while_it_is_read(place):
+    """After its first file was read, and while the second is opened."""
+    dump = place.work / "dump"
+    shutil.copytree(place.dump, dump)
+    other = Launched(1, "diff", dump, place.dump, "--threads", 1,
+                     env=faulty("read", 1, "stop", f"{dump}/rank_00001.h5"))
+    stopped(other)
+    os.utime(dump / "rank_00000.h5")
+    os.kill(other.pid, signal.SIGCONT)
+    code, out, err = other.end()
+    assert code == 3 and err.count("gradclip: error:") == 1 and "rank_00000.h5" in err and "written to" in err, err
+
+
 @pytest.mark.skipif(not LONG, reason="GRADCLIP_LONG")
 def test_a_dataset_beyond_4_gib(place):
     """Sparse: its last element alone is not 0, and decides the total."""
