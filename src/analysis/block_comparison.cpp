@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "gradclip/backend/reduction.hpp"
 #include "gradclip/base/worker_pool.hpp"
 
 namespace gradclip {
@@ -30,8 +29,8 @@ std::array<BlockSide, 2> sides_of(const DiffRun& run, const ParameterDifference&
 BlockResult compare_values(const BlockWorkspace& workspace, const Block& block, const ElementRule& rule,
                            std::size_t max_elements) {
   BlockResult result;
-  for (std::uint64_t first = 0; first < block.elements; first += kChunkElements) {
-    const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(kChunkElements, block.elements - first));
+  for (std::uint64_t first = 0; first < block.elements; first += block.summed_at_once) {
+    const auto count = static_cast<std::size_t>(std::min(block.summed_at_once, block.elements - first));
     result.chunks.push_back(compare_elements(workspace.a.view(first), workspace.b.view(first), count,
                                              block.begin + first, rule, max_elements, result.worst));
   }

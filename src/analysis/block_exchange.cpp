@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "gradclip/backend/reduction.hpp"
@@ -15,15 +17,33 @@ namespace gradclip {
 namespace {
 
 constexpr std::uint64_t kMostChunksPerBlock = 2;  // both sides of a block stay in a core's second-level cache
-constexpr std::size_t kPieceBytes = 256;          // a described piece takes no more
-constexpr std::size_t kParameterBytes = 512;      // more rounds would locate the shards of all parameters more often
+constexpr std::size_t kMostUnitBytes = std::size_t{4} << 20;  // what a block has at least, with all copies and addends
+constexpr std::uint64_t kFewestElements = 1024;               // less is slower to find than to read
+constexpr std::size_t kPieceBytes = 256;                      // a described piece takes no more
+constexpr std::size_t kParameterBytes = 512;  // more rounds would locate the shards of all parameters more often
 
 /// Bytes that one round may bring to all processes together.
 std::size_t round_bytes(std::size_t memory_budget) {
   return std::clamp<std::size_t>(memory_budget / 8, std::size_t{16} << 20, std::size_t{256} << 20);
 }
 
+std::tuple<std::uint32_t, std::uint32_t, std::int32_t> order_of(const ComparedPiece& piece) {
+  return {piece.header.addend, piece.header.copy, piece.header.rank};
+}
+
 }  // namespace
+
+std::span<const ComparedPiece> pieces_of(const std::vector<ComparedPiece>& pieces, std::uint32_t addend,
+                                         std::optional<std::uint32_t> copy) {
+  const auto key = [](const ComparedPiece& piece) { return std::pair(piece.header.addend, piece.header.copy); };
+  const std::pair first{addend, copy.value_or(0)};
+  const std::pair last{addend, copy.value_or(std::numeric_limits<std::uint32_t>::max())};
+  const auto begin = std::lower_bound(pieces.begin(), pieces.end(), first,
+                                      [&](const ComparedPiece& piece, const auto& of) { return key(piece) < of; });
+  const auto end = std::upper_bound(begin, pieces.end(), last,
+                                    [&](const auto& of, const ComparedPiece& piece) { return of < key(piece); });
+  return {begin, end};
+}
 
 bool copies_agree(const std::vector<ComparedPiece>& pieces) {
   std::map<std::pair<std::uint32_t, std::uint32_t>, const ComparedPiece*> counted;  // by addend and where they begin
@@ -51,6 +71,11 @@ BlockExchange::BlockExchange(DiffRun& run, const std::vector<ComparedPair>& pair
   }
 }
 
+std::uint64_t BlockExchange::summed_elements(const ComparedPair& pair) const {
+  const std::uint64_t most = std::bit_floor(kMostUnitBytes / bytes_per_element(pair));
+  return std::clamp<std::uint64_t>(most, kFewestElements, kChunkElements);
+}
+
 std::size_t BlockExchange::bytes_per_element(const ComparedPair& pair) const {
   const auto side = [this](const std::optional<ComparedTensor>& tensor) {
     return tensor ? size_of(tensor->dtype) * tensor->addends * (all_copies_ ? tensor->copies : 1) : 0;
@@ -59,9 +84,9 @@ std::size_t BlockExchange::bytes_per_element(const ComparedPair& pair) const {
 }
 
 std::uint64_t BlockExchange::block_elements(const ComparedPair& pair) const {
-  const std::uint64_t chunk_bytes = bytes_per_element(pair) * kChunkElements;
-  return kChunkElements *
-         std::clamp<std::uint64_t>(round_bytes(run_.memory_budget) / 4 / chunk_bytes, 1, kMostChunksPerBlock);
+  const std::uint64_t unit = summed_elements(pair);
+  const std::size_t most = round_bytes(run_.memory_budget) / 4 / (bytes_per_element(pair) * unit);
+  return unit * std::clamp<std::uint64_t>(most, 1, kMostChunksPerBlock * kChunkElements / unit);
 }
 
 /// An estimate: of its shards a block meets those of its part of the tensor, as if they were rows.
@@ -101,7 +126,7 @@ void BlockExchange::for_each_round(std::span<const std::size_t> pairs,
     const std::size_t pieces = pieces_per_block(pair, most);
     for (std::uint64_t begin = 0; begin < pair.a->elements; begin += most) {
       const std::uint64_t elements = std::min(most, pair.a->elements - begin);
-      round.push_back({index, begin, elements, owner(pair, begin, elements)});
+      round.push_back({index, begin, elements, owner(pair, begin, elements), summed_elements(pair)});
       bytes += elements * bytes_per_element(pair);
       descriptions += sizeof(Block) + pieces * kPieceBytes;
       if (bytes >= most_bytes || descriptions >= most_described) finish();
@@ -144,6 +169,12 @@ std::vector<BlockPieces> BlockExchange::collect(std::span<const Block> round) {
   });
   std::vector<BlockPieces> pieces(round.size());
   receive(round, send_counts, pieces);
+  parallel_for(pieces.size(), run_.threads, [&](std::size_t i, std::size_t) {
+    for (std::vector<ComparedPiece>& side : pieces[i]) {
+      std::sort(side.begin(), side.end(),
+                [](const ComparedPiece& x, const ComparedPiece& y) { return order_of(x) < order_of(y); });
+    }
+  });
   return pieces;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,12 +26,14 @@ struct DiffRun {
   std::function<void(std::uint64_t)> progress;  ///< called with bytes that were read, from any thread; may be empty
 };
 
-/// Elements [begin, begin + elements) of a pair's global tensors: whole chunks of kChunkElements, but for the end.
+/// Elements [begin, begin + elements) of a pair's global tensors: a multiple of what is summed at once, but for the
+/// end.
 struct Block {
   std::size_t pair = 0;
   std::uint64_t begin = 0;
   std::uint64_t elements = 0;
-  int owner = 0;  ///< the process that compares it
+  int owner = 0;                     ///< the process that compares it
+  std::uint64_t summed_at_once = 0;  ///< elements, kChunkElements at most
 };
 
 /// What a recorded rank holds of a block. Trivially copyable: it travels.
@@ -54,8 +57,12 @@ struct ComparedPiece {
   const std::byte* bytes = nullptr;  ///< in memory; null: to be read by this process, None, or a fingerprint only
 };
 
-/// The pieces of one block by side, in no particular order.
+/// The pieces of one block by side, by addend, then copy, then rank.
 using BlockPieces = std::array<std::vector<ComparedPiece>, 2>;
+
+/// Those of a side that are of the addend, and of the copy if one is named.
+[[nodiscard]] std::span<const ComparedPiece> pieces_of(const std::vector<ComparedPiece>& pieces, std::uint32_t addend,
+                                                       std::optional<std::uint32_t> copy);
 
 /// Whether every copy among a side's pieces is what the counted copy is, as far as fingerprints tell.
 [[nodiscard]] bool copies_agree(const std::vector<ComparedPiece>& pieces);
@@ -94,6 +101,9 @@ class BlockExchange {
   [[nodiscard]] const ComparedTensor& tensor(const Block& block, std::uint32_t side) const {
     return side == 0 ? *pairs_[block.pair].a : *pairs_[block.pair].b;
   }
+  /// How many elements of the pair are summed at once, so that a block may be as few: a chunk, or a part of one where
+  /// there are many copies or addends. The budget has no say in it, since rounding follows from it.
+  [[nodiscard]] std::uint64_t summed_elements(const ComparedPair& pair) const;
   [[nodiscard]] std::uint64_t block_elements(const ComparedPair& pair) const;
   [[nodiscard]] std::size_t bytes_per_element(const ComparedPair& pair) const;
   [[nodiscard]] std::size_t pieces_per_block(const ComparedPair& pair, std::uint64_t elements) const;

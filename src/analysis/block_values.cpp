@@ -87,8 +87,7 @@ void BlockAssembly::assemble_addend(const BlockSide& side, std::uint32_t addend,
   std::vector<const ComparedPiece*> pieces, of_one_copy;
   bool any_none = false;
   float largest_scale = 0.0F;
-  for (const ComparedPiece& piece : side.pieces) {
-    if (piece.header.addend != addend || (copy && piece.header.copy != *copy)) continue;
+  for (const ComparedPiece& piece : pieces_of(side.pieces, addend, copy)) {
     pieces.push_back(&piece);
     if (piece.header.copy == copy.value_or(0)) of_one_copy.push_back(&piece);
     any_none = any_none || piece.header.none != 0;

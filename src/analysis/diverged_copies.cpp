@@ -58,20 +58,14 @@ class BlockCopies {
     assembly_.assemble_addend(side_, addend, std::nullopt, counted);
     const std::vector<double> numbers = widened(counted, side_.elements);
     std::vector<std::int32_t> holder(side_.elements, -1);  // the rank whose copy counts
-    std::vector<const ComparedPiece*> pieces;
-    for (const ComparedPiece& piece : side_.pieces) {
-      if (piece.header.addend == addend) pieces.push_back(&piece);
-    }
-    std::sort(pieces.begin(), pieces.end(), [](const ComparedPiece* x, const ComparedPiece* y) {
-      return std::pair(x->header.copy, x->header.rank) < std::pair(y->header.copy, y->header.rank);
-    });
-    for (const ComparedPiece* piece : pieces) {
-      if (piece->header.none != 0) continue;
-      for_each_element(*piece, [&](std::uint64_t at, std::uint64_t) {
-        if (holder[at] < 0) holder[at] = piece->header.rank;
+    const std::span<const ComparedPiece> pieces = pieces_of(side_.pieces, addend, std::nullopt);
+    for (const ComparedPiece& piece : pieces) {
+      if (piece.header.none != 0) continue;
+      for_each_element(piece, [&](std::uint64_t at, std::uint64_t) {
+        if (holder[at] < 0) holder[at] = piece.header.rank;
       });
     }
-    for (const ComparedPiece* piece : pieces) compare_piece(*piece, numbers, holder, ranks);
+    for (const ComparedPiece& piece : pieces) compare_piece(piece, numbers, holder, ranks);
   }
 
   void compare_piece(const ComparedPiece& piece, const std::vector<double>& counted,

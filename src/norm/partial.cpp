@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -12,6 +13,8 @@
 
 namespace gradclip {
 namespace {
+
+constexpr std::uint64_t kFewestElements = 1024;  // of a part of a chunk: less is slower to find than to read
 
 /// One slice of a Partial parameter: the ranks whose addends make it up.
 struct PartialSlice {
@@ -66,7 +69,13 @@ class PartialCombination {
     if (slices_.empty()) return {};
     std::vector<Segment> segments;
     for (std::size_t i = 0; i < slices_.size(); ++i) {
-      append_segments(segments, i, slices_[i].layout.elements(), chunks_per_segment(slices_[i].addends.size()));
+      const std::uint64_t elements = slices_[i].layout.elements();
+      const std::uint64_t most = most_elements(slices_[i]);
+      if (most < std::min<std::uint64_t>(kChunkElements, elements)) {
+        append_parts(segments, i, elements, most);
+      } else {
+        append_segments(segments, i, elements, chunks_per_segment(slices_[i].addends.size()));
+      }
     }
     std::vector<TensorStatistics> of_slice(slices_.size());
     for (std::size_t begin = 0; begin < segments.size();) {
@@ -106,6 +115,13 @@ class PartialCombination {
   [[nodiscard]] std::uint64_t chunks_per_segment(std::size_t addends) const {
     const std::size_t chunk_bytes = addends * kChunkElements * sizeof(double) * 4;
     return std::clamp<std::uint64_t>(round_bytes(run_) / chunk_bytes, 1, kMostChunksPerSegment);
+  }
+
+  /// Of how many elements a process can hold all addends at once: as they are read, and once more as they arrive.
+  [[nodiscard]] std::uint64_t most_elements(const PartialSlice& slice) const {
+    const std::size_t size = slice.addends.size() * size_of(manifest_.parameters[slice.parameter].dtype);
+    const std::uint64_t elements = std::bit_floor(run_.stream.options().memory_budget / 4 / size);
+    return std::clamp<std::uint64_t>(elements, kFewestElements, kChunkElements);
   }
 
   /// In manifest order, within a parameter in rank order of the first addend. The same on every process.
@@ -258,8 +274,11 @@ class PartialCombination {
     std::vector<CombinedChunk> combined;
     std::size_t measured = 0;
     for (std::size_t i = 0; i < segments.size(); ++i) {
-      const Segment& segment = *segments[i];
-      const Buffer values = combine_segment(segment, arrivals[i], part_of);
+      const bool is_part = begins_or_ends_within(*segments[i]);
+      Buffer values = combine_segment(*segments[i], arrivals[i], part_of);
+      if (is_part && !completes_chunk(*segments[i], std::move(values))) continue;
+      const Segment segment = is_part ? chunk_of(*segments[i]) : *segments[i];
+      if (is_part) values = std::move(chunk_);
       const bool none = values.data() == nullptr;
       if (!none) {
         measure(segment, values,
@@ -283,6 +302,35 @@ class PartialCombination {
       if (chunk.none == 0) chunk.statistics = *next++;
     }
     return combined;
+  }
+
+  [[nodiscard]] std::uint64_t end_of_slice(const Segment& segment) const {
+    return slices_[segment.item].layout.elements();
+  }
+
+  /// The whole chunk, or what there is of it, of which the segment is a part.
+  [[nodiscard]] Segment chunk_of(const Segment& part) const {
+    const std::uint64_t begin = part.first_chunk * kChunkElements;
+    return {part.item, part.first_chunk, 1, begin, std::min<std::uint64_t>(kChunkElements, end_of_slice(part) - begin)};
+  }
+
+  [[nodiscard]] bool begins_or_ends_within(const Segment& segment) const {
+    return segment.chunks == 1 && segment.elements != chunk_of(segment).elements;
+  }
+
+  /// Keeps a part's values until those of its whole chunk are there, in chunk_. The parts of a chunk come in order, and
+  /// None in all or in none.
+  bool completes_chunk(const Segment& part, const Buffer values) {
+    const Segment chunk = chunk_of(part);
+    if (values.data() != nullptr) {
+      if (chunk_.data() == nullptr) {
+        chunk_ = run_.backend.allocate(chunk.elements * sizeof(double), run_.backend.describe().working_space);
+      }
+      const std::size_t bytes = part.elements * sizeof(double);
+      run_.backend.move(values.bytes().subspan(0, bytes),
+                        chunk_.bytes().subspan((part.first_element - chunk.first_element) * sizeof(double), bytes));
+    }
+    return part.first_element + part.elements == chunk.first_element + chunk.elements;
   }
 
   /// The segment's combined values in float64; empty where every addend is None.
@@ -406,6 +454,7 @@ class PartialCombination {
   HistogramCollector* histograms_;
   AddendExchange exchange_;
   std::vector<PartialSlice> slices_;
+  Buffer chunk_;  ///< of a chunk that is combined in parts
 };
 
 }  // namespace

@@ -32,6 +32,14 @@ inline void append_segments(std::vector<Segment>& segments, std::size_t item, st
   }
 }
 
+/// Parts of `most` elements of its chunks, for shards of which not even one chunk fits: segments of one chunk that
+/// begin or end within it. @pre most divides kChunkElements
+inline void append_parts(std::vector<Segment>& segments, std::size_t item, std::uint64_t elements, std::uint64_t most) {
+  for (std::uint64_t begin = 0; begin < elements; begin += most) {
+    segments.push_back({item, begin / kChunkElements, 1, begin, std::min(elements - begin, most)});
+  }
+}
+
 /// Elements of a segment's chunk number `chunk` (counted in the segment).
 inline std::uint64_t chunk_elements(const Segment& segment, std::uint64_t chunk) {
   return std::min<std::uint64_t>(kChunkElements, segment.elements - chunk * kChunkElements);

@@ -345,6 +345,51 @@ def test_an_attribute_of_more_than_is_copied(tool, resting):
     assert "'history'" in result.err and "at most 8388608 bytes" in result.err and not out.exists()
 
 
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """Of each block, every one of 400 ranks has something else: 100 MiB for one chunk of the tensor. Written by another
+    process, since a process begins with the peak of the one that started it."""
+    folder = tmp_path_factory.mktemp("crowd")
+    writer = os.fork()
+    if writer == 0:
+        code = 1
+        try:
+            for placement in "Replicate()", "Partial()":
+                dump = Dump(400, max_grad_norm=1.0)
+                dump.mesh("m", ["dp"], list(range(400)))
+                ones = np.ones(1 << 16, np.float32)
+                dump.local("w", ones.shape, "m", [placement], {rank: ones * (rank + 1) for rank in range(400)})
+                dump.write(folder / placement)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(writer, 0)[1] == 0
+    return folder
+
+
+@pytest.mark.parametrize("placement", ["Replicate()", "Partial()"])
+@pytest.mark.parametrize("command", ["diff", "merge", "norms", "clip"])
+def test_very_many_copies_or_addends_stay_within_the_budget(tool, crowd, command, placement):
+    path, out = crowd / placement, tool.fresh("out")
+    arguments = {"diff": [path, path], "norms": [path], "merge": [path, "-o", out], "clip": [path, "-o", out]}[command]
+    result = measured(command, *arguments, "--memory-budget", "32M", "--format", "json")
+    copies = placement == "Replicate()"
+    assert result.code in (0, 1), result
+    report = json.loads(result.out)
+    kinds = {each["kind"] for each in report["findings"]}
+    assert ("replicas-differ" in kinds) if copies else not kinds, result
+    open_files = (1 << 19) * 128 * (2 if command == "diff" else 1)
+    assert result.peak < (32 << 20) + open_files + (64 << 20), f"{result.peak >> 20} MiB"
+    if copies:
+        return
+    total = 400 * 401 // 2
+    if command == "merge":
+        merged = read_shards(out)[0]["w"]
+        assert merged.dtype == np.float32 and np.all(merged == total)
+    if command == "norms":
+        assert report["norm"]["total"] == total * 256
+
+
 BILLION = 1 << 30
 EMPTY = {
     "contiguous, never allocated": lambda f, p: f.create_dataset(p, shape=(BILLION,), dtype="<f4"),
