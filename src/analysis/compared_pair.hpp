@@ -9,7 +9,7 @@
 
 #include "gradclip/analysis/name_map.hpp"
 #include "gradclip/dump/manifest.hpp"
-#include "gradclip/norm/partial.hpp"
+#include "gradclip/norm/partial_slices.hpp"
 #include "gradclip/stream/work_plan.hpp"
 
 namespace gradclip {

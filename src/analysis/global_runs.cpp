@@ -5,14 +5,12 @@
 namespace gradclip {
 namespace {
 
-std::uint64_t length(const std::vector<IndexRange>& ranges) {
-  std::uint64_t total = 0;
-  for (const IndexRange& range : ranges) total += static_cast<std::uint64_t>(range.size());
-  return total;
+std::uint64_t length(const RangeList& ranges) {
+  return static_cast<std::uint64_t>(ranges.length());
 }
 
-bool is_whole(const std::vector<IndexRange>& ranges, std::int64_t extent) {
-  return ranges.size() == 1 && ranges[0].begin == 0 && ranges[0].end == extent;
+bool is_whole(const RangeList& ranges, std::int64_t extent) {
+  return ranges.size() == 1 && ranges.front() == IndexRange{0, extent};
 }
 
 /// Appends a run, as one more repeat of the last one where it continues its pattern.
@@ -49,18 +47,8 @@ std::uint64_t elements_before(const ShardLayout& layout, std::span<const std::in
     for (std::size_t d = 0; d < dimensions; ++d) {
       const auto index = static_cast<std::int64_t>(position / global_volume[d + 1]);
       position %= global_volume[d + 1];
-      bool holds_index = false;
-      std::uint64_t indices = 0;
-      for (const IndexRange& range : layout.ranges()[d]) {
-        if (range.begin >= index) {
-          holds_index = holds_index || (range.begin == index && range.size() > 0);
-          break;
-        }
-        indices += static_cast<std::uint64_t>(std::min(range.end, index) - range.begin);
-        holds_index = holds_index || range.end > index;
-      }
-      before += indices * local_volume[d + 1];
-      if (!holds_index) break;
+      before += static_cast<std::uint64_t>(layout.ranges()[d].count_below(index)) * local_volume[d + 1];
+      if (!layout.ranges()[d].holds(index)) break;
     }
   }
   if (!layout.flat()) return before;
@@ -73,7 +61,7 @@ GlobalExtent global_extent(const ShardLayout& layout, std::span<const std::int64
   std::uint64_t first = 0, last = 0;
   bool whole = true;
   for (std::size_t d = 0; d < shape.size(); ++d) {
-    const std::vector<IndexRange>& ranges = layout.ranges()[d];
+    const RangeList& ranges = layout.ranges()[d];
     const auto extent = static_cast<std::uint64_t>(shape[d]);
     first = first * extent + static_cast<std::uint64_t>(ranges.front().begin);
     last = last * extent + static_cast<std::uint64_t>(ranges.back().end - 1);
@@ -105,42 +93,29 @@ std::vector<StridedRun> global_runs(const ShardLayout& layout, std::span<const s
     return runs;
   }
   --split;
-  const std::vector<IndexRange>& columns = layout.ranges()[split];
+  const RangeList& columns = layout.ranges()[split];
   const std::uint64_t row = length(columns);
   for (std::uint64_t at = first; at < last;) {
     const std::uint64_t inside = at % inner;
-    std::uint64_t column = at / inner % row;
     std::uint64_t outer = at / inner / row;
     std::uint64_t global = 0;  // of the outer dimensions' indices
     std::uint64_t volume = 1;
     for (std::size_t d = split; d-- > 0;) {
-      const std::vector<IndexRange>& ranges = layout.ranges()[d];
-      const std::uint64_t extent = length(ranges);
-      std::uint64_t index = outer % extent;
+      const std::uint64_t extent = length(layout.ranges()[d]);
+      const auto place = static_cast<std::int64_t>(outer % extent);
       outer /= extent;
-      for (const IndexRange& range : ranges) {
-        const auto size = static_cast<std::uint64_t>(range.size());
-        if (index < size) {
-          global += (static_cast<std::uint64_t>(range.begin) + index) * volume;
-          break;
-        }
-        index -= size;
-      }
+      const auto [range, before] = layout.ranges()[d].at(place);
+      global += static_cast<std::uint64_t>(range.begin + (place - before)) * volume;
       volume *= static_cast<std::uint64_t>(shape[d]);
     }
-    for (const IndexRange& range : columns) {
-      const auto size = static_cast<std::uint64_t>(range.size());
-      if (column >= size) {
-        column -= size;
-        continue;
-      }
-      const std::uint64_t count = std::min((size - column) * inner - inside, last - at);
-      const std::uint64_t index = static_cast<std::uint64_t>(range.begin) + column;
-      const std::uint64_t position = (global * static_cast<std::uint64_t>(shape[split]) + index) * inner + inside;
-      append(runs, static_cast<std::uint32_t>(position - begin), static_cast<std::uint32_t>(count));
-      at += count;
-      break;
-    }
+    const auto column = static_cast<std::int64_t>(at / inner % row);
+    const auto [range, before] = columns.at(column);
+    const std::int64_t index = range.begin + (column - before);
+    const std::uint64_t count = std::min(static_cast<std::uint64_t>(range.end - index) * inner - inside, last - at);
+    const std::uint64_t position =
+        (global * static_cast<std::uint64_t>(shape[split]) + static_cast<std::uint64_t>(index)) * inner + inside;
+    append(runs, static_cast<std::uint32_t>(position - begin), static_cast<std::uint32_t>(count));
+    at += count;
   }
   return runs;
 }

@@ -1,6 +1,7 @@
 #include "gradclip/mesh/coverage.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 namespace gradclip {
@@ -33,6 +34,19 @@ std::uint64_t power(std::uint64_t base, std::int64_t exponent) noexcept {
   return result;
 }
 
+/// 1 + base + ... + base^(count - 1), without a division, which base = 1 would not allow.
+std::uint64_t geometric_sum(std::uint64_t base, std::int64_t count) noexcept {
+  std::uint64_t result = 0, next = 1;  // of the leading bits of count, and base to their power
+  for (std::uint64_t bit = std::bit_floor(static_cast<std::uint64_t>(count)); bit != 0; bit >>= 1) {
+    result = sum(result, product(result, next));
+    next = product(next, next);
+    if ((static_cast<std::uint64_t>(count) & bit) == 0) continue;
+    result = sum(result, next);
+    next = product(next, base);
+  }
+  return result;
+}
+
 /// The point of a tensor dimension: numbers that have nothing to do with each other (the steps of SplitMix64).
 std::uint64_t point_of(std::size_t dimension) noexcept {
   std::uint64_t z = 0x9e3779b97f4a7c15 * (static_cast<std::uint64_t>(dimension) + 1);
@@ -45,21 +59,21 @@ std::uint64_t point_of(std::size_t dimension) noexcept {
 /// saves the division of the geometric series.
 class Side {
  public:
-  Side(std::uint64_t point, std::span<const IndexRange> ranges) : point_(point), ranges_(ranges) {}
+  Side(std::uint64_t point, const RangeList& ranges) : point_(point), ranges_(ranges) {}
 
-  [[nodiscard]] std::int64_t length() const noexcept {
-    std::int64_t length = 0;
-    for (const IndexRange& range : ranges_) length += range.size();
-    return length;
-  }
+  [[nodiscard]] std::int64_t length() const noexcept { return ranges_.length(); }
   /// Of the first `count` indices.
   [[nodiscard]] std::uint64_t first(std::int64_t count) const noexcept {
     std::uint64_t result = 0;
-    for (const IndexRange& range : ranges_) {
-      const std::int64_t size = std::min(range.size(), count);
-      if (size <= 0) continue;
-      result = sum(result, difference(power(point_, range.begin + size), power(point_, range.begin)));
-      count -= size;
+    for (const RangeProgression& each : ranges_.progressions()) {
+      if (each.before >= count) break;
+      if (each.first.size() == 0) continue;
+      const std::int64_t held = std::min(each.length(), count - each.before);
+      const std::int64_t whole = held / each.first.size(), rest = held % each.first.size();
+      const std::uint64_t begins =
+          product(power(point_, each.first.begin), geometric_sum(power(point_, each.stride), whole));
+      result = sum(result, product(of_first(each.first.size()), begins));
+      if (rest > 0) result = sum(result, product(of_first(rest), power(point_, each.range(whole).begin)));
     }
     return result;
   }
@@ -68,8 +82,11 @@ class Side {
   }
 
  private:
+  /// Of indices [0, size).
+  [[nodiscard]] std::uint64_t of_first(std::int64_t size) const noexcept { return difference(power(point_, size), 1); }
+
   std::uint64_t point_;
-  std::span<const IndexRange> ranges_;
+  const RangeList& ranges_;
 };
 
 /// Of the first `count` elements of a block in row-major order: in each dimension what lies before the last element's
@@ -98,7 +115,7 @@ std::uint64_t first_elements(std::span<const Side> sides, std::int64_t count) {
 Coverage::Coverage(const ShardLayout& layout) {
   if (layout.elements() == 0) return;
   std::vector<Side> sides;
-  for (const std::vector<IndexRange>& ranges : layout.ranges()) sides.emplace_back(point_of(sides.size()), ranges);
+  for (const RangeList& ranges : layout.ranges()) sides.emplace_back(point_of(sides.size()), ranges);
   if (const std::optional<IndexRange>& flat = layout.flat()) {
     value_ = difference(first_elements(sides, flat->end), first_elements(sides, flat->begin));
     return;

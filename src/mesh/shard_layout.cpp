@@ -14,7 +14,6 @@ namespace gradclip {
 namespace {
 
 using Kind = Placement::Kind;
-using Ranges = std::vector<IndexRange>;
 
 // A split factor is a product of mesh extents, so a real one stays far below; a manifest's may be 2^60.
 constexpr std::int64_t kMostChunks = std::int64_t{1} << 20;
@@ -46,46 +45,16 @@ void check_shape(std::span<const std::int64_t> shape, const std::string& where) 
   if (!product(shape)) refuse(where, "shape " + list(shape), "fewer than 2^63 elements");
 }
 
-std::int64_t total_size(const Ranges& ranges) noexcept {
-  std::int64_t total = 0;
-  for (const IndexRange& range : ranges) total += range.size();
-  return total;
-}
-
-void append(Ranges& ranges, IndexRange range) {
-  if (range.size() == 0) return;
-  if (!ranges.empty() && ranges.back().end == range.begin) {
-    ranges.back().end = range.end;
-  } else {
-    ranges.push_back(range);
+/// The indices at these positions of a list, behind those of another.
+void append_part(const RangeList& ranges, IndexRange positions, RangeList& to) {
+  while (positions.size() > 0) {
+    const auto [range, before] = ranges.at(positions.begin);
+    const std::int64_t begin = range.begin + (positions.begin - before);
+    const std::int64_t length = std::min(range.end - begin, positions.size());
+    to.append({begin, begin + length});
+    positions.begin += length;
   }
 }
-
-/// Reads positions of a range list in ascending order.
-class Cursor {
- public:
-  explicit Cursor(const Ranges& ranges) : ranges_(ranges) {}
-
-  void copy(IndexRange positions, Ranges& to) {
-    while (positions.size() > 0) {
-      const IndexRange& current = ranges_[range_];
-      if (positions.begin >= passed_ + current.size()) {
-        passed_ += current.size();
-        ++range_;
-        continue;
-      }
-      const std::int64_t begin = current.begin + (positions.begin - passed_);
-      const std::int64_t length = std::min(current.end - begin, positions.size());
-      append(to, {begin, begin + length});
-      positions.begin += length;
-    }
-  }
-
- private:
-  const Ranges& ranges_;
-  std::size_t range_ = 0;
-  std::int64_t passed_ = 0;
-};
 
 /// One mesh dimension's cut. chunks > 1 only for the index-list rule.
 struct Cut {
@@ -168,43 +137,44 @@ void check_flat(std::span<const Placement> placements, const std::optional<Index
 }
 
 /// The part of `ranges` that coordinate `index` of `parts` gets. An empty part keeps the place where it would start.
-void apply(Ranges& ranges, std::int64_t chunks, std::int64_t parts, std::int64_t index, const std::string& where) {
-  if (ranges.size() == 1 && chunks == 1) {
-    const IndexRange part = chunk_range(ranges[0].size(), parts, index);
-    ranges[0] = {ranges[0].begin + part.begin, ranges[0].begin + part.end};
+void apply(RangeList& ranges, std::int64_t chunks, std::int64_t parts, std::int64_t index, const std::string& where) {
+  const std::int64_t length = ranges.length();
+  const bool is_one = ranges.progressions().size() == 1 && ranges.progressions()[0].count == 1;
+  const std::int64_t begin = ranges.front().begin, end = ranges.back().end;
+  if (is_one && chunks == 1) {
+    const IndexRange part = chunk_range(length, parts, index);
+    ranges = {{begin + part.begin, begin + part.end}};
     return;
   }
-  const std::int64_t length = total_size(ranges);
   const std::int64_t chunk = length / chunks + (length % chunks != 0);
   const std::int64_t used = length == 0 ? 0 : (length - 1) / chunk + 1;
   if (used > kMostChunks) {
     refuse(where, fmt::format("a split factor of {} on {} indices", chunks, length),
            fmt::format("at most {} chunks", kMostChunks));
   }
-  Ranges result;
-  Cursor cursor(ranges);
-  for (std::int64_t c = 0; c < used; ++c) {
+  RangeList result;
+  const auto part_of_chunk = [&](std::int64_t c) {
     const IndexRange whole = chunk_range(length, chunks, c);
     const IndexRange part = chunk_range(whole.size(), parts, index);
-    cursor.copy({whole.begin + part.begin, whole.begin + part.end}, result);
+    return IndexRange{whole.begin + part.begin, whole.begin + part.end};
+  };
+  if (is_one && used > 0) {  // all chunks but the last are alike
+    const IndexRange first = part_of_chunk(0), last = part_of_chunk(used - 1);
+    if (used > 1) result.append({begin + first.begin, begin + first.end}, chunk, used - 1);
+    result.append({begin + last.begin, begin + last.end});
+  } else {
+    for (std::int64_t c = 0; c < used; ++c) append_part(ranges, part_of_chunk(c), result);
   }
-  if (result.empty()) result.push_back({ranges.back().end, ranges.back().end});
+  if (result.empty()) result.push_back({end, end});
   ranges = std::move(result);
 }
 
 }  // namespace
 
-ShardLayout::ShardLayout(std::vector<std::vector<IndexRange>> ranges, std::optional<IndexRange> flat)
+ShardLayout::ShardLayout(std::vector<RangeList> ranges, std::optional<IndexRange> flat)
     : ranges_(std::move(ranges)), flat_(flat) {
   local_shape_.reserve(ranges_.size());
-  for (const Ranges& dimension : ranges_) {
-    std::int64_t end = 0;
-    for (const IndexRange& range : dimension) {
-      GRADCLIP_CHECK(end <= range.begin && range.begin <= range.end, "ranges that are not ascending");
-      end = range.end;
-    }
-    local_shape_.push_back(total_size(dimension));
-  }
+  for (const RangeList& dimension : ranges_) local_shape_.push_back(dimension.length());
   const std::optional<std::int64_t> elements = product(local_shape_);
   if (!elements) refuse("shard", "local shape " + list(local_shape_), "fewer than 2^63 elements");
   elements_ = static_cast<std::uint64_t>(*elements);
@@ -219,14 +189,15 @@ ShardLayout::ShardLayout(std::vector<std::vector<IndexRange>> ranges, std::optio
 }
 
 bool ShardLayout::is_block() const noexcept {
-  return !flat_ && std::all_of(ranges_.begin(), ranges_.end(), [](const Ranges& ranges) { return ranges.size() <= 1; });
+  return !flat_ &&
+         std::all_of(ranges_.begin(), ranges_.end(), [](const RangeList& ranges) { return ranges.size() <= 1; });
 }
 
 std::vector<std::int64_t> ShardLayout::offset() const {
   GRADCLIP_CHECK(is_block(), "the offset of a shard that is not one block");
   std::vector<std::int64_t> offset;
   offset.reserve(ranges_.size());
-  for (const Ranges& ranges : ranges_) offset.push_back(ranges.empty() ? 0 : ranges[0].begin);
+  for (const RangeList& ranges : ranges_) offset.push_back(ranges.empty() ? 0 : ranges.front().begin);
   return offset;
 }
 
@@ -236,11 +207,10 @@ std::vector<std::int64_t> ShardLayout::global_index(std::uint64_t position) cons
   const std::vector<std::int64_t>& shape = flat_ ? block_shape_ : local_shape_;
   std::vector<std::int64_t> index(shape.size());
   for (std::size_t d = shape.size(); d-- > 0;) {
-    std::int64_t along = rest % shape[d];
+    const std::int64_t along = rest % shape[d];
     rest /= shape[d];
-    auto range = ranges_[d].begin();
-    while (along >= range->size()) along -= (range++)->size();
-    index[d] = range->begin + along;
+    const auto [range, before] = ranges_[d].at(along);
+    index[d] = range.begin + (along - before);
   }
   return index;
 }
@@ -263,7 +233,7 @@ ShardLayout shard_layout(std::span<const std::int64_t> global_shape, const Devic
     GRADCLIP_CHECK(coordinate[m] >= 0 && coordinate[m] < mesh.shape()[m], "a coordinate outside the mesh");
   }
 
-  std::vector<Ranges> ranges;
+  std::vector<RangeList> ranges;
   ranges.reserve(global_shape.size());
   for (const std::int64_t extent : global_shape) ranges.push_back({{0, extent}});
   const ShardingOrder order(mesh, placements);
@@ -274,7 +244,7 @@ ShardLayout shard_layout(std::span<const std::int64_t> global_shape, const Devic
 
   if (flat_range) {
     std::vector<std::int64_t> block;
-    for (const Ranges& dimension : ranges) block.push_back(total_size(dimension));
+    for (const RangeList& dimension : ranges) block.push_back(dimension.length());
     const std::int64_t elements = product(block).value();  // fits: no more than the global shape's
     if (flat_range->begin < 0 || flat_range->end < flat_range->begin || flat_range->end > elements) {
       refuse(where, fmt::format("flat range [{}, {})", flat_range->begin, flat_range->end),
@@ -286,7 +256,7 @@ ShardLayout shard_layout(std::span<const std::int64_t> global_shape, const Devic
 
 ShardLayout whole_layout(std::span<const std::int64_t> global_shape) {
   check_shape(global_shape, "tensor");
-  std::vector<Ranges> ranges;
+  std::vector<RangeList> ranges;
   ranges.reserve(global_shape.size());
   for (const std::int64_t extent : global_shape) ranges.push_back({{0, extent}});
   return {std::move(ranges), std::nullopt};
@@ -322,7 +292,7 @@ ShardLayout layout_from_offset(std::span<const std::int64_t> global_shape, std::
     refuse(where, fmt::format("offset {} with local shape {}", list(offset), list(local_shape)),
            fmt::format("{} numbers in each, for global shape {}", dimensions, list(global_shape)));
   }
-  std::vector<Ranges> ranges;
+  std::vector<RangeList> ranges;
   ranges.reserve(dimensions);
   for (std::size_t d = 0; d < dimensions; ++d) {
     // Some PyTorch versions say -1 for where an empty strided shard starts.
@@ -340,7 +310,7 @@ ShardLayout layout_from_ranges(std::span<const std::int64_t> global_shape, std::
                                const std::string& where) {
   check_shape(global_shape, where);
   const auto dimensions = static_cast<std::int64_t>(global_shape.size());
-  std::vector<Ranges> lists(global_shape.size());
+  std::vector<RangeList> lists(global_shape.size());
   std::vector<std::int64_t> ends(global_shape.size(), 0);
   for (const auto& [dimension, range] : ranges) {
     if (dimension < 0 || dimension >= dimensions) {
@@ -353,7 +323,7 @@ ShardLayout layout_from_ranges(std::span<const std::int64_t> global_shape, std::
              fmt::format("ascending ranges without overlap, within [0, {})", global_shape[d]));
     }
     ends[d] = range.end;
-    append(lists[d], range);
+    lists[d].append(range);
   }
   for (std::size_t d = 0; d < lists.size(); ++d) {
     if (lists[d].empty()) lists[d].push_back({ends[d], ends[d]});

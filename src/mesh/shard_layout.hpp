@@ -8,17 +8,9 @@
 
 #include "gradclip/mesh/device_mesh.hpp"
 #include "gradclip/mesh/placement.hpp"
+#include "gradclip/mesh/range_list.hpp"
 
 namespace gradclip {
-
-/// Indices [begin, end).
-struct IndexRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
-  friend bool operator==(const IndexRange&, const IndexRange&) = default;
-};
 
 /// A dimension's ranges as a recorder wrote them: `global_ranges` is int64 [n, 3] of these.
 struct DimensionRange {
@@ -35,12 +27,12 @@ class ShardLayout {
   ///                dimension of which nothing is held has an empty list or one empty range.
   /// @param flat    a range of the row-major flattening of `ranges`.
   /// Errors: Error(bad_input) for 2^63 elements or more, or a flat range outside the flattening.
-  ShardLayout(std::vector<std::vector<IndexRange>> ranges, std::optional<IndexRange> flat);
+  ShardLayout(std::vector<RangeList> ranges, std::optional<IndexRange> flat);
 
   /// Shape of the dataset: lengths per dimension, or one length for Flat.
   [[nodiscard]] const std::vector<std::int64_t>& local_shape() const noexcept { return local_shape_; }
   [[nodiscard]] std::uint64_t elements() const noexcept { return elements_; }
-  [[nodiscard]] const std::vector<std::vector<IndexRange>>& ranges() const noexcept { return ranges_; }
+  [[nodiscard]] const std::vector<RangeList>& ranges() const noexcept { return ranges_; }
   [[nodiscard]] const std::optional<IndexRange>& flat() const noexcept { return flat_; }
   /// Whether it is one block of the global tensor: at most one range in every dimension, and not Flat (a range of a
   /// flattening is reported as such even where it happens to fill whole rows).
@@ -54,7 +46,7 @@ class ShardLayout {
   [[nodiscard]] std::vector<std::int64_t> global_index(std::uint64_t position) const;
 
  private:
-  std::vector<std::vector<IndexRange>> ranges_;
+  std::vector<RangeList> ranges_;
   std::optional<IndexRange> flat_;
   std::vector<std::int64_t> block_shape_;  // before Flat
   std::vector<std::int64_t> local_shape_;
@@ -77,7 +69,8 @@ class ShardLayout {
 /// every _StridedShard: the same slices where sizes divide evenly.)
 ///
 /// Flat, on whichever mesh dimension, is applied after everything else. Time and memory are proportional to mesh and
-/// tensor dimensions, for the index-list rule to the number of chunks as well.
+/// tensor dimensions; where the index-list rule meets more than one range, time to the number of chunks and ranges,
+/// too.
 /// @param flat_range  this rank's range where a dimension is Flat.
 /// @pre coordinate within the mesh
 /// Errors: Error(bad_input) for a number of placements that is not the mesh's number of dimensions, a negative size or

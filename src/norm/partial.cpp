@@ -9,19 +9,13 @@
 
 #include "gradclip/norm/addend_exchange.hpp"
 #include "gradclip/norm/histograms.hpp"
+#include "gradclip/norm/partial_slices.hpp"
 #include "gradclip/norm/segments.hpp"
 
 namespace gradclip {
 namespace {
 
 constexpr std::uint64_t kFewestElements = 1024;  // of a part of a chunk: less is slower to find than to read
-
-/// One slice of a Partial parameter: the ranks whose addends make it up.
-struct PartialSlice {
-  std::size_t parameter = 0;
-  std::vector<std::int32_t> addends;  ///< in coordinate order
-  ShardLayout layout;
-};
 
 /// A chunk's statistics as they travel. Trivially copyable.
 struct CombinedChunk {
@@ -45,11 +39,6 @@ struct Arrival {
   std::size_t offset = 0;   ///< in what that process sent
 };
 
-bool has_partial_placement(const ParameterEntry& parameter) {
-  return std::any_of(parameter.placements.begin(), parameter.placements.end(),
-                     [](const Placement& placement) { return placement.kind == Placement::Kind::partial; });
-}
-
 class PartialCombination {
  public:
   /// @param normalizers  by parameter, for the reference's terms; empty: exact terms
@@ -65,7 +54,7 @@ class PartialCombination {
         exchange_(run.backend, run.comm) {}
 
   std::vector<PartialSliceSum> combine(std::vector<TensorStatistics>& parameters) {
-    list_slices();
+    slices_ = partial_slices(manifest_, absences_, /*of_gradients=*/normalizers_.empty());
     if (slices_.empty()) return {};
     std::vector<Segment> segments;
     for (std::size_t i = 0; i < slices_.size(); ++i) {
@@ -122,35 +111,6 @@ class PartialCombination {
     const std::size_t size = slice.addends.size() * size_of(manifest_.parameters[slice.parameter].dtype);
     const std::uint64_t elements = std::bit_floor(run_.stream.options().memory_budget / 4 / size);
     return std::clamp<std::uint64_t>(elements, kFewestElements, kChunkElements);
-  }
-
-  /// In manifest order, within a parameter in rank order of the first addend. The same on every process.
-  void list_slices() {
-    for (std::size_t p = 0; p < manifest_.parameters.size(); ++p) {
-      const ParameterEntry& entry = manifest_.parameters[p];
-      if (normalizers_.empty() ? !entry.has_partial() : !has_partial_placement(entry)) continue;
-      for (const std::int32_t rank : manifest_.holders(entry)) {
-        if (!begins_slice(entry, rank)) continue;
-        std::vector<std::int32_t> addends = manifest_.role(entry, rank, /*expert=*/false).addends;
-        bool any = false;
-        for (std::int32_t& addend : addends) {
-          addend = absences_.counted(p, addend);
-          any = any || !absences_.is_none(p, addend);
-        }
-        if (any) slices_.push_back({p, std::move(addends), manifest_.layout(entry, rank)});
-      }
-    }
-  }
-
-  /// Whether the rank is at coordinate 0 of every Replicate and Partial dimension.
-  [[nodiscard]] bool begins_slice(const ParameterEntry& entry, std::int32_t rank) const {
-    const Coordinate at = manifest_.meshes[*entry.mesh].coordinate(rank);
-    const std::vector<Placement>& placements = entry.layout();
-    for (std::size_t d = 0; d < at.size(); ++d) {
-      const Placement::Kind kind = placements[d].kind;
-      if (at[d] != 0 && (kind == Placement::Kind::replicate || kind == Placement::Kind::partial)) return false;
-    }
-    return true;
   }
 
   /// Segments are combined by the processes in turn, so that a single huge parameter keeps all of them busy.
@@ -458,20 +418,6 @@ class PartialCombination {
 };
 
 }  // namespace
-
-std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh, const std::vector<Placement>& placements) {
-  std::vector<ReductionStep> steps;
-  for (std::size_t d = placements.size(); d-- > 0;) {
-    if (placements[d].kind != Placement::Kind::partial) continue;
-    const auto extent = static_cast<std::size_t>(mesh.shape()[d]);
-    if (!steps.empty() && steps.back().operation == placements[d].operation) {
-      steps.back().fan_in *= extent;
-    } else {
-      steps.push_back({placements[d].operation, extent});
-    }
-  }
-  return steps;
-}
 
 std::vector<PartialSliceSum> combine_partials(Run& run, const FactorsOf& factors_of, NormOrder order,
                                               const Absences& absences, std::vector<TensorStatistics>& parameters,

@@ -7,17 +7,6 @@
 
 namespace gradclip {
 
-/// One reduction step, from the last Partial dimension to the first; equal operations in a row are one step over all of
-/// their addends.
-struct ReductionStep {
-  PartialOperation operation = PartialOperation::sum;
-  std::size_t fan_in = 1;
-};
-
-/// How the addends of a Partial gradient, in coordinate order, become one value.
-[[nodiscard]] std::vector<ReductionStep> reduction_steps(const DeviceMesh& mesh,
-                                                         const std::vector<Placement>& placements);
-
 /// The combined value of one slice of a Partial parameter.
 struct PartialSliceSum {
   std::size_t parameter = 0;

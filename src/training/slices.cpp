@@ -15,21 +15,16 @@ std::pair<std::uint64_t, std::uint64_t> find_in(const ShardLayout& layout, const
                                                 const std::string& where) {
   std::uint64_t position = 0, following = 1;
   for (std::size_t d = 0; d < index.size(); ++d) {
-    std::int64_t before = 0, found = -1;
-    for (const IndexRange& range : layout.ranges()[d]) {
-      if (index[d] >= range.begin && index[d] < range.end) {
-        found = before + index[d] - range.begin;
-        following = static_cast<std::uint64_t>(range.end - index[d]);
-      }
-      before += range.size();
-    }
-    if (found < 0) {
+    const RangeList& ranges = layout.ranges()[d];
+    if (!ranges.holds(index[d])) {
       throw Error(ExitCode::bad_input, {.where = where,
                                         .found = "it does not hold what another rank keeps of the sum",
                                         .expected = "a gradient of the parameter's slices",
                                         .advice = {}});
     }
-    position = position * static_cast<std::uint64_t>(before) + static_cast<std::uint64_t>(found);
+    const std::int64_t found = ranges.count_below(index[d]);
+    following = static_cast<std::uint64_t>(ranges.at(found).range.end - index[d]);
+    position = position * static_cast<std::uint64_t>(ranges.length()) + static_cast<std::uint64_t>(found);
   }
   return {position, following};
 }

@@ -31,6 +31,7 @@ import element_types  # noqa: E402
 # A launch that ends removes the directory that all launches of a machine share, now and then while another one is about to
 # make its own in it, which then fails. Suites run side by side.
 SESSIONS = tempfile.TemporaryDirectory(prefix="gradclip-mpi-", ignore_cleanup_errors=True)
+os.chmod(SESSIONS.name, 0o1777)  # other users' too, as /tmp
 
 # The last but one: mpirun waits a second before it kills what a failed process has left, and again before it ends. It does
 # not protect anything here, and most of these tests are about runs that end otherwise.

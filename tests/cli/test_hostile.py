@@ -390,6 +390,22 @@ def test_very_many_copies_or_addends_stay_within_the_budget(tool, crowd, command
         assert report["norm"]["total"] == total * 256
 
 
+def test_split_factors_of_a_million_take_no_memory(tool, resting):
+    """Every second row is another rank's: a million pieces, of each of 12 parameters on both ranks."""
+    pieces = 1 << 20
+    dump = Dump(2, max_grad_norm=1.0)
+    dump.mesh("m", ["dp"], [0, 1])
+    rows = {rank: np.full(pieces, rank + 1, np.float16) for rank in range(2)}
+    for i in range(12):
+        dump.local(f"w{i}", (2 * pieces,), "m", [f"_StridedShard(dim=0, sf={pieces})"], rows)
+    path, out = dump.write(tool.fresh("dump")), tool.fresh("out")
+    for arguments in ["norms", path], ["verify", path], ["diff", path, path], ["merge", path, "-o", out]:
+        result = measured(*arguments, "--memory-budget", "64M", "--format", "json")
+        assert result.code == 0, result
+        assert result.peak < resting + (64 << 20) + (32 << 20), f"{arguments[0]}: {result.peak >> 20} MiB"
+    assert np.array_equal(read_shards(out)[0]["w7"], np.tile(np.float16([1, 2]), pieces))
+
+
 BILLION = 1 << 30
 EMPTY = {
     "contiguous, never allocated": lambda f, p: f.create_dataset(p, shape=(BILLION,), dtype="<f4"),

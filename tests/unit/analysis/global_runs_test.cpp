@@ -71,12 +71,12 @@ TEST(GlobalRuns, RandomLayouts) {
   const auto below = [&](int limit) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(limit)); };
   for (int round = 0; round < 300; ++round) {
     std::vector<std::int64_t> shape;
-    std::vector<std::vector<IndexRange>> ranges;
+    std::vector<RangeList> ranges;
     std::int64_t held = 1;
     const std::int64_t dimensions = below(4);
     for (std::int64_t d = 0; d < dimensions; ++d) {
       shape.push_back(1 + below(7));
-      std::vector<IndexRange> of_dimension;
+      RangeList of_dimension;
       std::int64_t total = 0;
       for (std::int64_t at = below(2); at < shape.back(); at += 1 + below(3)) {
         const std::int64_t end = std::min(shape.back(), at + 1 + below(3));

@@ -8,7 +8,7 @@ namespace gradclip {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
-using Ranges = std::vector<std::vector<IndexRange>>;
+using Ranges = std::vector<RangeList>;
 
 Coverage whole(const Shape& shape) {
   return Coverage(whole_layout(shape));
@@ -63,7 +63,7 @@ TEST(Coverage, OfRangesOfAFlattening) {
   for (int repetition = 0; repetition < 300; ++repetition) {
     Ranges ranges;
     for (std::int64_t dimensions = upto(4); dimensions > 0; --dimensions) {
-      std::vector<IndexRange>& list = ranges.emplace_back();
+      RangeList& list = ranges.emplace_back();
       std::int64_t at = 0;
       for (std::int64_t i = upto(2); i >= 0; --i) {
         const std::int64_t begin = at + upto(3);

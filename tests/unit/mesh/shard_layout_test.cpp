@@ -48,7 +48,7 @@ ShardLayout layout_of(const Numbers& global_shape, const Numbers& mesh_shape, co
 }
 
 /// The indices of a range list, one by one.
-Numbers indices(const std::vector<IndexRange>& ranges) {
+Numbers indices(const RangeList& ranges) {
   Numbers result;
   for (const IndexRange& range : ranges) {
     for (std::int64_t i = range.begin; i < range.end; ++i) result.push_back(i);
@@ -488,7 +488,7 @@ TEST(ShardLayoutProperty, shards_tile_the_tensor_exactly_once_as_a_brute_force_s
       ASSERT_EQ(layout.local_shape(), sizes) << describe(question);
       ASSERT_EQ(static_cast<std::int64_t>(layout.elements()), product(layout.local_shape()));
       for (std::size_t d = 0; d < lists.size(); ++d) {
-        const std::vector<IndexRange>& ranges = layout.ranges()[d];
+        const RangeList& ranges = layout.ranges()[d];
         ASSERT_EQ(indices(ranges), lists[d]) << describe(question);
         for (std::size_t r = 1; r < ranges.size(); ++r) ASSERT_LT(ranges[r - 1].end, ranges[r].begin) << "not merged";
       }
