@@ -106,8 +106,8 @@ ToleranceRule rule_of(const JsonField& field) {
 }
 
 BaselineParameter parameter_of(const JsonField& field) {
-  refuse_other_keys(field,
-                    {"name", "shape", "dtype", "elements", "zeros", "nan", "posinf", "neginf", "norm", "max_abs"});
+  refuse_other_keys(
+      field, {"name", "shape", "dtype", "counted", "elements", "zeros", "nan", "posinf", "neginf", "norm", "max_abs"});
   BaselineParameter parameter;
   parameter.name = field.at("name").name();
   const JsonField shape = field.at("shape");
@@ -118,6 +118,7 @@ BaselineParameter parameter_of(const JsonField& field) {
   const std::optional<DType> type = parse_dtype(dtype.string());
   if (!type) dtype.fail(fmt::format("one of {}", dtype_names()));
   parameter.dtype = *type;
+  if (const std::optional<JsonField> counted = field.find("counted")) parameter.counted = counted->boolean();
   parameter.numbers = numbers_of(field);
   return parameter;
 }
@@ -179,8 +180,9 @@ std::string rule_text(const ToleranceRule& rule) {
 }
 
 std::string parameter_text(const BaselineParameter& parameter) {
-  return fmt::format(R"({{"name": {}, "shape": [{}], "dtype": "{}", {}}})", text_of(parameter.name),
-                     fmt::join(parameter.shape, ", "), name(parameter.dtype), numbers_text(parameter.numbers));
+  return fmt::format(R"({{"name": {}, "shape": [{}], "dtype": "{}", {}{}}})", text_of(parameter.name),
+                     fmt::join(parameter.shape, ", "), name(parameter.dtype),
+                     parameter.counted ? "" : R"("counted": false, )", numbers_text(parameter.numbers));
 }
 
 std::string finding_text(const BaselineFinding& finding) {
@@ -218,7 +220,8 @@ Baseline baseline_of(const Manifest& manifest, const NormResult& result, Baselin
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const ParameterEntry& entry = manifest.parameters[i];
     const ParameterNorm& measured = result.parameters[i];
-    baseline.parameters.push_back({entry.name, entry.shape, entry.dtype, numbers(measured.statistics, measured.norm)});
+    baseline.parameters.push_back(
+        {entry.name, entry.shape, entry.dtype, numbers(measured.statistics, measured.norm), measured.counted});
   }
   for (const Finding& finding : result.findings) {
     baseline.findings.push_back({finding.kind, finding.parameter, finding.ranks, finding.value});

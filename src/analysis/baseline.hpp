@@ -61,6 +61,7 @@ struct BaselineParameter {
   std::vector<std::int64_t> shape;
   DType dtype = DType::float32;
   BaselineNumbers numbers;
+  bool counted = true;  ///< false: a later entry of a tied weight, which is no part of the total
 };
 
 /// A finding that a dump may have, as bad as this.

@@ -218,6 +218,10 @@ std::vector<Finding> worst_first(const std::vector<CheckedEntry>& entries, std::
   return findings;
 }
 
+std::string entries_text(std::size_t count) {
+  return fmt::format("{} {}", count, count == 1 ? "entry" : "entries");
+}
+
 std::string number_or_none(const std::optional<double>& number) {
   return number ? fmt::format("{}", *number) : "none";
 }
@@ -248,37 +252,43 @@ bool is_unacceptable(const Finding& finding, bool allow_nonfinite) {
   return nonfinite && !allow_nonfinite;
 }
 
-/// Compares entry by entry, by name; of several entries of one name the first with the first.
+/// Whether a parameter is as recorded, within its tolerance.
+bool fits(const BaselineParameter& expected, const BaselineParameter& found, const BaselineTolerance& tolerance) {
+  if (expected.shape != found.shape || expected.dtype != found.dtype) return false;
+  CheckedEntry entry;
+  Comparison(entry, tolerance, /*exact=*/false).numbers(expected.numbers, found.numbers);
+  return entry.passed();
+}
+
 void compare_entries(const Baseline& recorded, const Baseline& measured, Tolerances& tolerances, bool exact,
                      CheckResult& result) {
-  std::map<std::string_view, std::vector<std::size_t>> places;  // in the baseline, the last one first
-  for (std::size_t i = recorded.parameters.size(); i-- != 0;) places[recorded.parameters[i].name].push_back(i);
-
   CheckedEntry& whole = result.entries.front();
   whole.compared = true;
   Comparison(whole, tolerances.own(), exact).numbers(recorded.total, measured.total);
+  const EntryPairs pairs = pair_entries(recorded.parameters, measured.parameters,
+                                        [&](const BaselineParameter& expected, const BaselineParameter& found) {
+                                          return fits(expected, found, tolerances.of(found.name));
+                                        });
   for (std::size_t i = 0; i < measured.parameters.size(); ++i) {
     const BaselineParameter& found = measured.parameters[i];
     CheckedEntry& entry = result.entries[i + 1];
     entry.compared = true;
+    entry.place = pairs.measured[i].place;
     Comparison comparison(entry, tolerances.of(found.name), exact);
-    const auto place = places.find(found.name);
-    if (place == places.end() || place->second.empty()) {
+    if (!pairs.measured[i].recorded) {
       comparison.equal("present", false, true);
       continue;
     }
-    const BaselineParameter& expected = recorded.parameters[place->second.back()];
-    place->second.pop_back();
+    const BaselineParameter& expected = recorded.parameters[*pairs.measured[i].recorded];
     comparison.equal("shape", expected.shape, found.shape);
     comparison.equal("dtype", std::string(name(expected.dtype)), std::string(name(found.dtype)));
     comparison.numbers(expected.numbers, found.numbers);
   }
-  for (std::size_t i = 0; i < recorded.parameters.size(); ++i) {
-    const std::vector<std::size_t>& left = places[recorded.parameters[i].name];
-    if (left.empty() || i < left.back()) continue;  // its first ones were taken
+  for (const GoneEntry& gone : pairs.gone) {
     CheckedEntry& entry = result.entries.emplace_back();
-    entry.name = recorded.parameters[i].name;
+    entry.name = recorded.parameters[gone.recorded].name;
     entry.compared = true;
+    entry.place = gone.place;
     Comparison(entry, {}, exact).equal("present", true, false);
   }
 }
@@ -462,12 +472,23 @@ Finding finding_of(const CheckedEntry& entry) {
   if (const CheckItem& first = entry.items.back(); first.what == "present") {
     const bool is_there = std::get<bool>(first.found);
     finding.kind = is_there ? "extra" : "missing";
-    finding.message = is_there ? "the baseline does not have it" : "the baseline has it, the dump does not";
+    const EntryPlace& place = entry.place;
+    if (place.of_recorded == 0 || place.of_measured == 0) {
+      finding.message = is_there ? "the baseline does not have it" : "the baseline has it, the dump does not";
+    } else {
+      finding.message = fmt::format(
+          "the baseline has {} of that name, the dump {}: the {} no. {} is without a counterpart",
+          entries_text(place.of_recorded), place.of_measured, is_there ? "dump's" : "baseline's", place.number);
+    }
     return finding;
   }
   finding.kind = entry.failed("shape") ? "shape" : entry.failed("dtype") ? "dtype" : "differs";
   if (finding.kind == "differs") finding.value = worst_deviation(entry);
-  finding.message = (entry.name.empty() ? "whole model: " : "") + explain(entry);
+  finding.message = entry.name.empty() ? "whole model: " : "";
+  if (entry.place.of_measured > 1) {
+    finding.message = fmt::format("no. {} of {}: ", entry.place.number, entries_text(entry.place.of_measured));
+  }
+  finding.message += explain(entry);
   return finding;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gradclip/analysis/baseline.hpp"
+#include "gradclip/analysis/entry_pairs.hpp"
 
 namespace gradclip {
 
@@ -34,6 +35,7 @@ struct CheckItem {
 struct CheckedEntry {
   std::string name;       ///< empty: the whole model
   bool compared = false;  ///< whether with a baseline
+  EntryPlace place = {};  ///< among those of its name, if compared
   std::vector<CheckItem> items;
 
   [[nodiscard]] bool passed() const noexcept;

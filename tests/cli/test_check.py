@@ -198,6 +198,32 @@ def test_another_layout_of_the_same_gradient_passes(good, tool):
     assert check(dump.write(tool.fresh("dump")), good[1])["outcome"] == "passed"
 
 
+def test_several_entries_of_one_name(tool):
+    """On two meshes: the one that is gone or new is told, not the one that stays."""
+    def written(*stages, tied=None):
+        dump = Dump(4)
+        for stage in stages:
+            mesh = dump.mesh(f"stage{stage}", ["dp"], [2 * stage, 2 * stage + 1])
+            dump.sharded("norm", values(7 if tied else 7 + stage, (8, 2)), mesh, ["Shard(0)"], **({"tied": tied} if tied else {}))
+        dump.plain("bias", values(3, 5))
+        return dump.write(tool.fresh("dump"))
+
+    def findings(measured, recorded):
+        baseline = tool.fresh("baseline")
+        assert run(1, "check", recorded, "--baseline", baseline, "--update").code == 0
+        report = json.loads(run(1, "check", measured, "--baseline", baseline, "--format", "json").out)
+        return [each for each in report["findings"] if each["kind"] != "ranks-disagree" and each["parameter"]]
+    both, first, second = written(0, 1), written(0), written(1)
+    for stage, alone in enumerate((first, second)):
+        for kind, whose, (gone,) in (("missing", "baseline's", findings(alone, both)), ("extra", "dump's", findings(both, alone))):
+            assert (gone["kind"], gone["parameter"]) == (kind, "norm")
+            assert f"the {whose} no. {2 - stage} is without a counterpart" in gone["message"]
+    both, first, second = written(0, 1, tied="w"), written(0, tied="w"), written(1, tied="w")
+    for measured in (both, first, second):
+        for recorded in (both, first, second):
+            assert findings(measured, recorded) == []
+
+
 def test_nonfinite_values_come_before_the_baseline(good, tool):
     broken = model()[1]["layers.0.weight"]
     broken[5, 2] = np.nan

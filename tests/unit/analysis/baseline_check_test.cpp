@@ -135,8 +135,44 @@ TEST(Check, SeveralEntriesOfOneNameAreComparedInTheirOrder) {
   Baseline measured = recorded;
   measured.parameters.pop_back();
   EXPECT_THAT(kinds(check(recorded, measured).findings), ElementsAre("missing n"));
+  measured = recorded;
   std::swap(measured.parameters[0], measured.parameters[1]);
-  EXPECT_THAT(kinds(check(recorded, measured).findings), ElementsAre("missing n", "differs n", "differs n"));
+  EXPECT_THAT(kinds(check(recorded, measured).findings), ElementsAre("differs n", "differs n"));
+}
+
+TEST(Check, AnEntryThatIsGoneDoesNotMoveTheOthersOfItsName) {
+  Baseline whole = sample();
+  whole.parameters = {parameter("n", 1.0), parameter("n", 2.0), parameter("n", 3.0)};
+  Baseline less = whole;
+  less.parameters.erase(less.parameters.begin());
+  const CheckResult gone = check(whole, less);
+  ASSERT_THAT(kinds(gone.findings), ElementsAre("missing n"));
+  EXPECT_EQ(gone.findings[0].message,
+            "the baseline has 3 entries of that name, the dump 2: the baseline's no. 1 is without a counterpart");
+  const CheckResult added = check(less, whole);
+  ASSERT_THAT(kinds(added.findings), ElementsAre("extra n"));
+  EXPECT_EQ(added.findings[0].message,
+            "the baseline has 2 entries of that name, the dump 3: the dump's no. 1 is without a counterpart");
+  less.parameters[1].numbers.norm = 3.5;  // fits none: in its order
+  const CheckResult changed = check(whole, less);
+  ASSERT_THAT(kinds(changed.findings), ElementsAre("missing n", "differs n"));
+  EXPECT_THAT(changed.findings[1].message, testing::StartsWith("no. 2 of 2 entries: norm 3.5, baseline 3 "));
+  less.parameters.clear();
+  EXPECT_EQ(check(whole, less).findings[2].message, "the baseline has it, the dump does not");
+}
+
+TEST(Check, HowManyEntriesATiedWeightHasIsNoNews) {
+  Baseline one = sample(), two = sample();
+  two.parameters.push_back(parameter("a", 3.0));
+  two.parameters.back().counted = false;
+  EXPECT_TRUE(check(one, two).passes());
+  EXPECT_TRUE(check(two, one).passes());
+  two.parameters.back().numbers.norm = 3.5;
+  EXPECT_THAT(kinds(check(one, two).findings), ElementsAre("differs a"));
+  EXPECT_TRUE(check(two, one).passes());
+  one.parameters.erase(one.parameters.begin());
+  EXPECT_THAT(kinds(check(two, one).findings), ElementsAre("missing a", "missing a"));
+  EXPECT_THAT(kinds(check(one, two).findings), ElementsAre("extra a", "extra a"));
 }
 
 TEST(Check, NonFiniteValuesComeBeforeTheBaseline) {
