@@ -96,8 +96,9 @@ RangeList::Place RangeList::at(std::int64_t position) const noexcept {
 }
 
 std::int64_t RangeList::count_below(std::int64_t index) const noexcept {
-  const auto after = std::lower_bound(progressions_.begin(), progressions_.end(), index,
-                                      [](const RangeProgression& each, std::int64_t at) { return each.first.begin < at; });
+  const auto after =
+      std::lower_bound(progressions_.begin(), progressions_.end(), index,
+                       [](const RangeProgression& each, std::int64_t at) { return each.first.begin < at; });
   if (after == progressions_.begin()) return 0;
   const RangeProgression& last = *(after - 1);
   const std::int64_t i = last.count == 1 ? 0 : std::min((index - 1 - last.first.begin) / last.stride, last.count - 1);

@@ -97,9 +97,7 @@ class RangeList {
   /// @pre not empty; in time proportional to the number of progressions
   [[nodiscard]] IndexRange operator[](std::size_t i) const noexcept;
   [[nodiscard]] IndexRange front() const noexcept { return progressions_.front().first; }
-  [[nodiscard]] IndexRange back() const noexcept {
-    return progressions_.back().range(progressions_.back().count - 1);
-  }
+  [[nodiscard]] IndexRange back() const noexcept { return progressions_.back().range(progressions_.back().count - 1); }
   [[nodiscard]] const_iterator begin() const noexcept { return const_iterator(progressions_.data()); }
   [[nodiscard]] const_iterator end() const noexcept {
     return const_iterator(progressions_.data() + progressions_.size());

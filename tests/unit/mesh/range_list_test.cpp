@@ -52,7 +52,8 @@ TEST(RangeList, RefusesWhatDoesNotAscend) {
   EXPECT_THROW(RangeList({{4, 3}}), Error);
 }
 
-/// Against a plain vector: progressions of random starts, sizes, strides and lengths, one range at a time or all at once.
+/// Against a plain vector: progressions of random starts, sizes, strides and lengths, one range at a time or all at
+/// once.
 TEST(RangeList, IsAPlainListOfRanges) {
   std::mt19937_64 random(3);
   const auto upto = [&](std::int64_t most) { return std::uniform_int_distribution<std::int64_t>(0, most)(random); };
