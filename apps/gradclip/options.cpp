@@ -98,8 +98,7 @@ void check_report_format(const CommandEntry& command, const Values& values) {
   const auto report = values.find("report");
   if (report == values.end()) return;
   const ReportFormat format = report_format(report->second.text);
-  const bool facts =
-      command.command == Command::synth || command.command == Command::doctor || command.command == Command::accumulate;
+  const bool facts = command.command == Command::synth || command.command == Command::doctor;
   const bool no_page = format == ReportFormat::html && facts;
   const bool no_cases = format == ReportFormat::junit && (facts || command.command == Command::inspect);
   if (!no_page && !no_cases) return;

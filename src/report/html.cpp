@@ -298,7 +298,8 @@ void write_all_findings(Markup& html, const PageReport& report) {
     html.element("p", {{"class", "none"}}, report.command == "diff" ? "None: the two are equal by the rule." : "None.");
     return;
   }
-  const bool has_table = !report.parameters.empty() || !report.differences.empty() || !report.items.empty();
+  const bool has_table =
+      !report.parameters.empty() || !report.differences.empty() || !report.items.empty() || !report.tensors.empty();
   for (auto first = report.findings.begin(); first != report.findings.end();) {
     const auto last =
         std::find_if(first, report.findings.end(), [&](const Finding& other) { return other.kind != first->kind; });
@@ -337,7 +338,12 @@ Sections sections_of(const PageReport& report) {
   }
   sections.add("items", "Items", [&](Markup& html) { write_item_table(html, report); });
   sections.add("changes", "Changes", [&](Markup& html) { write_finding_table(html, report.changes); });
-  sections.add("steps", "Steps", [&](Markup& html) { write_steps(html, report); });
+  sections.add("microbatches", "Microbatches", [&](Markup& html) { write_microbatch_table(html, report); });
+  sections.add("ranks", "Ranks", [&](Markup& html) { write_rank_label_table(html, report); });
+  sections.add("steps", "Steps", [&](Markup& html) {
+    write_steps(html, report);
+    write_step_table(html, report);
+  });
   sections.add("sweep", "Limits", [&](Markup& html) {
     write_sweep(html, report);
     write_sweep_table(html, report);
@@ -366,6 +372,7 @@ Sections sections_of(const PageReport& report) {
   sections.add("parameters", "Parameters", [&](Markup& html) {
     write_parameter_table(html, report);
     write_difference_table(html, report);
+    write_tensor_table(html, report);
   });
   sections.add("worst", "Worst elements", [&](Markup& html) { write_worst_table(html, report); });
   if (has_more_findings(report)) {

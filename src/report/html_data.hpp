@@ -147,7 +147,9 @@ struct PageKnown {
 struct PageStep {
   std::string path;
   std::optional<std::int64_t> step;
+  std::optional<double> type;
   double total = 0.0;
+  std::optional<std::uint64_t> findings;
 };
 
 /// A limit of `norms --sweep`.
@@ -156,6 +158,46 @@ struct PageSweepLine {
   std::uint64_t clipped = 0;
   std::uint64_t steps = 0;
   std::optional<double> least, median, mean;  ///< coefficients
+};
+
+/// What `tokens` counted.
+struct PageLabels {
+  std::uint64_t sequences = 0;
+  std::uint64_t elements = 0;
+  std::uint64_t label_tokens = 0;
+  std::uint64_t tail_padding = 0;
+};
+
+/// A rank of `tokens`.
+struct PageRankLabels {
+  std::uint64_t rank = 0;
+  std::uint64_t coordinate = 0;
+  bool counted = true;
+  std::uint64_t microbatches = 0;
+  PageLabels labels;
+};
+
+/// A microbatch of `accumulate`. Texts are empty where nothing was recorded.
+struct PageMicrobatch {
+  std::uint64_t index = 0;
+  std::string first_microbatch;
+  std::string optimizer_step;
+  std::string synchronised;
+  std::string schedule_step;
+  std::string ends_window;
+};
+
+/// A tensor that `merge` wrote.
+struct PageTensor {
+  std::string name;
+  std::string name_in_output;
+  std::string status;
+  std::string shape;
+  std::string dtype;
+  std::string dtype_in_output;
+  std::optional<double> scale_inv;
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;
 };
 
 /// A line of "label: value" that is shown as it is.
@@ -202,6 +244,10 @@ struct PageReport {
   std::vector<Finding> changes;
   std::vector<PageStep> steps;  ///< norms --sweep; so is the next
   std::vector<PageSweepLine> sweep;
+  std::vector<PageRankLabels> rank_labels;  ///< tokens; so is the next
+  std::vector<PageLabels> microbatch_labels;
+  std::vector<PageMicrobatch> microbatches;  ///< accumulate
+  std::vector<PageTensor> tensors;           ///< merge
   std::vector<Finding> findings;
 
   [[nodiscard]] bool measured() const noexcept { return total.has_value() && all.has_value(); }

@@ -119,7 +119,7 @@ void write_finding_table(Markup& html, const std::vector<Finding>& findings) {
 }
 
 void write_parameter_table(Markup& html, const PageReport& report) {
-  if (report.parameters.empty()) return;
+  if (report.parameters.empty() || !report.tensors.empty()) return;
   using Kind = TableData::Kind;
   TableData table("parameters");
   table.column("parameter", Kind::name);
@@ -259,6 +259,27 @@ void write_worst_table(Markup& html, const PageReport& report) {
         .cell(element.a)
         .cell(element.b)
         .cell(std::abs(element.a - element.b));
+  }
+  table.write(html);
+}
+
+void write_step_table(Markup& html, const PageReport& report) {
+  if (report.steps.empty()) return;
+  using Kind = TableData::Kind;
+  TableData table("steps");
+  table.column("dump", Kind::name);
+  table.column("step", Kind::count, "as recorded");
+  table.column("total norm", Kind::number);
+  table.column("p", Kind::number, "type of the norm");
+  table.column("findings", Kind::count, "about this dump");
+  for (const PageStep& step : report.steps) {
+    table.row().cell(step.path);
+    if (step.step && *step.step < 0) {
+      table.cell(fmt::to_string(*step.step));
+    } else {
+      table.cell(step.step ? std::optional(static_cast<std::uint64_t>(*step.step)) : std::nullopt);
+    }
+    table.cell(step.total).cell(step.type).cell(step.findings);
   }
   table.write(html);
 }

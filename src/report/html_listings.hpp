@@ -19,6 +19,12 @@ void write_difference_table(Markup& html, const PageReport& report);
 void write_worst_table(Markup& html, const PageReport& report);
 void write_item_table(Markup& html, const PageReport& report);
 void write_known_table(Markup& html, const PageReport& report);
+void write_step_table(Markup& html, const PageReport& report);
 void write_sweep_table(Markup& html, const PageReport& report);
+
+/// `tokens`, `accumulate` and `merge` (html_training.cpp).
+void write_rank_label_table(Markup& html, const PageReport& report);
+void write_microbatch_table(Markup& html, const PageReport& report);
+void write_tensor_table(Markup& html, const PageReport& report);
 
 }  // namespace gradclip

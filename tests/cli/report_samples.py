@@ -210,3 +210,26 @@ def sweep(steps=30):
             "steps": [{"path": f"/data/run-17/step-{i}", "step": i, "type": 2, "total": json_number(total), "findings": 0}
                       for i, total in enumerate(totals)],
             "nonfinite_steps": 1, "sweep": lines, "findings": []}
+
+
+def tokens(ranks=300):
+    counts = {"sequences": 4, "elements": 4096, "label_tokens": 4000, "tail_padding": 90}
+    return head("tokens", 291, ranks) | {
+        "run": RUN, "labels": counts | {"ignore_index": -100, "coordinates": ranks, "coordinates_counted": ranks},
+        "microbatches": [counts] * 8, "ranks": [{"rank": r, "coordinate": r // 2, "counted": r % 2 == 0, "microbatches": 8} | counts
+                                                | {"label_tokens": 4000 - r} for r in range(ranks)], "findings": []}
+
+
+def accumulate(microbatches=24):
+    return head("accumulate", 291, 8) | {
+        "accumulated": {"microbatches": str(microbatches), "windows": "2"}, "output": {"path": "/data/out"}, "run": RUN,
+        "microbatches": [{"index": k, "first_microbatch": k == 0, "optimizer_step": None, "synchronised": None,
+                          "schedule_step": k // 4, "ends_window": k % 12 == 11} for k in range(microbatches)], "findings": []}
+
+
+def merge(names=None):
+    return head("merge", 291, 8) | {
+        "output": "/data/merged.safetensors", "run": RUN, "merged_as": "safetensors", "merged_bytes": 1 << 30, "not_kept": ["labels"],
+        "parameters": [{"name": name, "name_in_output": name + "@2", "status": "written", "shape": [4, 8], "dtype": "bfloat16",
+                        "dtype_in_output": "float32", "scale_inv": None, "elements": 32, "bytes": 64 + i}
+                       for i, name in enumerate(names or model_names(16))], "findings": []}

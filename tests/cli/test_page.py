@@ -52,7 +52,11 @@ REPORTS = {"norms": lambda: samples.norms(layers=8, histograms=True, disagree=Tr
            "check": samples.check,
            "passed": lambda: samples.check("passed"),
            "sweep": samples.sweep,
+           "tokens": samples.tokens,
+           "accumulate": samples.accumulate,
+           "merge": samples.merge,
            "empty": lambda: samples.head("norms", 0, 1) | {"parameters": [], "findings": []}}
+WITHOUT_CHARTS = ("clean", "check", "passed", "tokens", "accumulate", "empty")
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -60,7 +64,7 @@ def test_every_page_opens_without_a_complaint_or_a_request(name, browser, make_p
     report = REPORTS[name]()
     with browser.open(make_page(report, name)) as page:
         assert page.texts("header .command") == [f"gradclip {report['command']}"]
-        assert page.run("document.querySelectorAll('svg.chart').length") >= (0 if name in ("clean", "check", "passed", "empty") else 1)
+        assert page.run("document.querySelectorAll('svg.chart').length") >= (0 if name in WITHOUT_CHARTS else 1)
         if name == "check":  # what is exact is shown in full
             assert {"7,355,310", "7,355,311"} <= set(page.texts("tbody td"))
         # Every chart says what it is, and none is wider than the page.
@@ -129,6 +133,23 @@ def test_searching_and_turning_pages(browser, make_page):
         page.press("Escape")
         page.type(box, "no such thing")
         assert names_shown(page) == [] and page.texts(f"{TABLE} output") == [f"0 of {len(names)} parameters"]
+        check_quiet(page)
+
+
+def test_tables_of_other_commands_are_sorted_and_searched_too(browser, make_page):
+    with browser.open(make_page(samples.tokens())) as page:
+        table = "#ranks .table"
+        assert page.texts(f"{table} output") == ["300 ranks, rows 1 to 100"]
+        page.click(f"{table} th:nth-child(7) button")
+        page.click(f"{table} th:nth-child(7) button")
+        assert names_shown(page, table) == [str(rank) for rank in range(299, 199, -1)]
+        page.type(f"{table} input", "copy")
+        assert page.texts(f"{table} output") == ["150 of 300 ranks, rows 1 to 100"]
+        assert len(page.texts("#microbatches tbody tr")) == 8
+        check_quiet(page)
+    with browser.open(make_page(samples.merge(HOSTILE))) as page:
+        assert names_shown(page) == [shown(name) for name in HOSTILE]
+        assert page.run("window.hacked") is None
         check_quiet(page)
 
 

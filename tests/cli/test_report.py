@@ -340,6 +340,46 @@ def test_check_and_sweep(tool):
     assert bars["max norm 2"] == pytest.approx(bars["max norm 0.5"] * 19 / 29, abs=0.11) and bars["max norm 4"] == 0
 
 
+def test_tables_of_steps_labels_microbatches_and_tensors(tool, dumps):
+    page, report = both_ways(tool, "norms", *dumps, "--sweep", "0.5,5")
+    assert data_of(page)["steps"]["rows"] == [[each["path"], each["step"], each["total"], each["type"], each["findings"]]
+                                              for each in report["steps"]]
+    assert len(data_of(page)["limits"]["rows"]) == 2
+
+    labelled = Dump(4, device_mesh="world", ignore_index=-100)
+    labelled.mesh("world", ["dp", "tp"], [[0, 1], [2, 3]])
+    labelled.plain("w", np.ones(2, np.float32))
+    labelled.labels = {rank: [np.arange(6).reshape(2, 3), np.array([[1, -100]])] for rank in range(4)}
+    page, report = both_ways(tool, "tokens", labelled.write(tool.fresh("labels")))
+    counts = ["sequences", "elements", "label_tokens", "tail_padding"]
+    assert data_of(page)["ranks"]["rows"] == [[each["rank"], each["coordinate"], "" if each["counted"] else "a copy", 2]
+                                              + [each[key] for key in counts] for each in report["ranks"]]
+    assert len(report["ranks"]) == 4 and [row[2] for row in data_of(page)["ranks"]["rows"]] == ["", "a copy"] * 2
+    assert data_of(page)["microbatches"]["rows"] == [[k] + [each[key] for key in counts]
+                                                     for k, each in enumerate(report["microbatches"])]
+
+    microbatches = []
+    for index in range(2):
+        dump = Dump(1)
+        dump.plain("w", np.ones(2, np.float32))
+        dump.more["microbatch"] = {"index": index, "count": 2, "first_microbatch": index == 0}
+        microbatches.append(dump.write(tool.fresh("microbatch")))
+    page, report = both_ways(tool, "accumulate", *microbatches, "--check", microbatches[0], code=1)
+    assert data_of(page)["microbatches"]["rows"] == [[0, "on", "", "", "", "no"], [1, "off", "", "", "", "yes"]]
+    assert "parameters" in data_of(page)  # the comparison
+
+    names = ["embed.weight", HOSTILE[0]]
+    dump = Dump(1)
+    for name in names:
+        dump.plain(name, np.ones((2, 3), np.float32))
+    merged, out = dump.write(tool.fresh("dump")), tool.fresh("merged")
+    page, report = both_ways(tool, "merge", merged, "-o", out, "--overwrite")
+    rows = data_of(page)["parameters"]["rows"]
+    assert [row[0] for row in rows] == [shown(name) for name in names]
+    assert [row[1:8] for row in rows] == [["written", "2 × 3", "float32", "float32", None, 6, 24]] * 2
+    assert [row[8] for row in rows] == [shown(each["name_in_output"]) for each in report["parameters"]]
+
+
 def test_a_large_mesh_is_drawn_in_part(tool):
     report = samples.norms(layers=1)
     report["meshes"][1] = {"name": "stage0", "dim_names": ["dp", "tp"], "shape": [2048, 8], "ranks": list(range(16384)),

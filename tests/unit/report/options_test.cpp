@@ -253,6 +253,7 @@ TEST(Options, EveryCommandHasTheReportsItCanFill) {
                                                        {"tokens", "in"},
                                                        {"doctor"},
                                                        {"check", "in", "--baseline", "b.json"},
+                                                       {"accumulate", "a", "b", "-o", "out"},
                                                        {"merge", "in", "-o", "out"},
                                                        {"synth", "-o", "out", "--model", "tiny-moe"}};
   for (const std::vector<const char*>& words : commands) {
