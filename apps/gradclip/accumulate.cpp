@@ -95,12 +95,15 @@ Report checked(Session& session, const CommandLine& line, const DiffOptions& opt
   DumpReader made(result);
   DiffRun run = session.run_over(made, &training, "the replay's result is compared in host memory");
   const DiffResult found = compare_dumps(run, options);
-  const std::filesystem::path shown = line.output.empty() ? std::filesystem::path("(accumulated)") : line.output;
-  return diff_report(shown, made.manifest(), training.directory(), training.manifest(), options.rule, found,
-                     session.facts(line.common.numerics));
+  return diff_report(shown_output(line), made.manifest(), training.directory(), training.manifest(), options.rule,
+                     found, session.facts(line.common.numerics));
 }
 
 }  // namespace
+
+std::string shown_output(const CommandLine& line) {
+  return line.output.empty() ? "(accumulated)" : line.output.string();
+}
 
 ExitCode run_accumulate(Session& session, const CommandLine& line) {
   const DiffOptions options = diff_options(line.diff);

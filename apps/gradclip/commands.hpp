@@ -31,6 +31,9 @@ void add_findings(ClipResult& result, const std::vector<Finding>& findings);
 /// Errors: Error(usage) where --report of `check` is its baseline: a report must not take the baseline's place.
 void refuse_baseline_as_report(const CommandLine& line);
 
+/// What `accumulate --check` calls its side of the comparison: OUT, or "(accumulated)" where it keeps none.
+[[nodiscard]] std::string shown_output(const CommandLine& line);
+
 /// How often the gradients are read to be measured: a framework's own arithmetic divides by the largest magnitude
 /// first.
 [[nodiscard]] int measuring_passes(const CommandLine& line) noexcept;

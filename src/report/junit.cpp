@@ -161,17 +161,27 @@ void write_suite(const std::vector<Case>& cases, const std::string& title, doubl
 
 }  // namespace
 
-void write_junit(const Report& report, std::ostream& out) {
-  const std::string of =
-      report.sweep ? fmt::format("--sweep of {} dumps", report.sweep->steps.size()) : report.dump.path;
-  write_suite(cases_of(report), "gradclip " + report.command + " " + of, report.run ? report.run->seconds_total : 0.0,
-              out);
+std::string junit_subject(const std::string& dump, const std::string& other) {
+  return dump + " against " + other;
 }
 
-void write_junit_failure(const std::string& command, const std::string& dump, const std::string& kind,
+std::string junit_subject(std::size_t swept) {
+  return fmt::format("--sweep of {} dumps", swept);
+}
+
+void write_junit(const Report& report, std::ostream& out) {
+  const std::string subject = report.sweep   ? junit_subject(report.sweep->steps.size())
+                              : report.diff  ? junit_subject(report.dump.path, report.diff->other.path)
+                              : report.check ? junit_subject(report.dump.path, report.check->path)
+                                             : report.dump.path;
+  write_suite(cases_of(report), "gradclip " + report.command + " " + subject,
+              report.run ? report.run->seconds_total : 0.0, out);
+}
+
+void write_junit_failure(const std::string& command, const std::string& subject, const std::string& kind,
                          const std::string& message, std::ostream& out) {
   write_suite({{"gradclip." + command, std::string(kWhole), Case::Verdict::error, kind, message, message + '\n'}},
-              "gradclip " + command + " " + dump, 0.0, out);
+              "gradclip " + command + " " + subject, 0.0, out);
 }
 
 }  // namespace gradclip

@@ -28,10 +28,13 @@ void write_csv(const Report& report, std::ostream& out);
 void write_csv(const FactSheet& sheet, std::ostream& out);  ///< a line for each fact
 
 /// Test results as CI systems read them: a suite of one case for each parameter that the command looked at, failed if a
-/// finding names it, and one for each finding that names none of them. Names are escaped (escapes.hpp).
+/// finding names it, and one for each finding that names none of them. Names are escaped (escapes.hpp). The suite is
+/// named by the command and by its subject: the dump, or what follows.
 void write_junit(const Report& report, std::ostream& out);
+[[nodiscard]] std::string junit_subject(const std::string& dump, const std::string& other);  ///< of a comparison
+[[nodiscard]] std::string junit_subject(std::size_t swept);                                  ///< of so many dumps
 /// Of a run that an error ended: one case, which could not be tried.
-void write_junit_failure(const std::string& command, const std::string& dump, const std::string& kind,
+void write_junit_failure(const std::string& command, const std::string& subject, const std::string& kind,
                          const std::string& message, std::ostream& out);
 
 void write(const Report& report, ReportFormat format, std::ostream& out);

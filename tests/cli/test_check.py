@@ -458,6 +458,33 @@ def test_junit_of_other_commands(good, tool):
         assert len(list(csv.DictReader(table.open(newline="")))) >= 5
 
 
+def test_a_suite_is_named_by_what_is_compared(good, tool):
+    file, other = tool.folder / "suite.xml", broken(tool)
+    unfinished = tool.fresh("unfinished")
+    unfinished.mkdir()
+    microbatches = []
+    for index in range(2):
+        dump = Dump(1)
+        dump.plain("bias", values(3, 5))
+        dump.more["microbatch"] = {"index": index, "count": 2}
+        microbatches.append(dump.write(tool.fresh("microbatch")))
+
+    def suite(*command):
+        result = run(1, *command, "--report", file, "--quiet")
+        assert result.code == (3 if unfinished in command else 1 if other in command else 0), result
+        root = ElementTree.parse(file).getroot()
+        assert root.get("name") == root[0].get("name")
+        return root[0].get("name")
+    for b in (other, unfinished):  # also of a run that an error ended
+        assert suite("diff", good[0], b) == f"gradclip diff {good[0]} against {b}"
+        assert suite("check", b, "--baseline", good[1]) == f"gradclip check {b} against {good[1]}"
+    for b in (good[0], unfinished):
+        assert suite("norms", b) == f"gradclip norms {b}"
+        assert suite("norms", good[0], b, "--sweep", "1,2") == "gradclip norms --sweep of 2 dumps"
+    for b in (other, unfinished):
+        assert suite("accumulate", *microbatches, "--check", b) == f"gradclip accumulate (accumulated) against {b}"
+
+
 def test_format_json_on_every_command(good, tool):
     out = tool.fresh("out")
     for command in (["clip", good[0], "-o", out], ["norms", good[0]], ["inspect", good[0]], ["verify", good[0]],
