@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, builds and runs all tests. Options:
-#   --preset NAME   another preset than release (dev, asan-ubsan, emulation-tsan)
+#   --preset NAME   another preset than release (dev, asan-ubsan, tsan, emulation-tsan)
 #   --cuda          with the CUDA backend, whatever it takes; else it is built where a toolkit is found
 #   --target NAME   builds that alone
 #   --long          the longer sweeps too
