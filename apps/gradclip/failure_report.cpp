@@ -48,7 +48,7 @@ void check_paths(const Session& session, const CommandLine& line) {
 
 /// As the report of a run that ends well has it: CI systems know a suite by its name.
 std::string subject_of(const CommandLine& line) {
-  const std::string dump = line.dump.string();
+  std::string dump = line.dump.string();
   if (!line.sweep.empty()) return junit_subject(line.more_dumps.size() + 1);
   if (line.command == Command::diff) return junit_subject(dump, line.diff.other.string());
   if (line.command == Command::check) return junit_subject(dump, line.check.baseline.string());
