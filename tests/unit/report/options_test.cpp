@@ -314,7 +314,6 @@ TEST(Options, AccumulateComparesWithWhatTrainingHad) {
   refusal({"accumulate", "a"});
   refusal({"accumulate", "a", "-o", "out", "--ulp", "2"});
   refusal({"accumulate", "a", "-o", "out", "--sync", "never"});
-  refusal({"accumulate", "a", "-o", "out", "--report", "r.html"});
 }
 
 TEST(Options, WordsThatCannotBe) {
