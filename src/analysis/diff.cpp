@@ -8,6 +8,7 @@
 #include "gradclip/analysis/diff_findings.hpp"
 #include "gradclip/analysis/diverged_copies.hpp"
 #include "gradclip/analysis/only_names.hpp"
+#include "gradclip/analysis/ratio_leftover.hpp"
 
 namespace gradclip {
 namespace {
@@ -88,7 +89,10 @@ DiffResult compare_dumps(DiffRun& run, const DiffOptions& options) {
     parameter.ratio = constant_ratio(parameter);
     if (!result.first && parameter.status != DiffStatus::equal) result.first = p;
   }
-  result.findings = diff_findings(a, b, result.parameters);
+  const std::vector<KnownNumber> known = known_numbers(a, b);
+  const std::vector<RatioGroup> groups = ratio_groups(result.parameters, known);
+  measure_leftovers(run, pairs, suspects, groups, result.parameters);
+  result.findings = diff_findings(a, b, result.parameters, groups, known);
   result.findings.insert(result.findings.end(), copies.begin(), copies.end());
   return result;
 }

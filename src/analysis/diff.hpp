@@ -29,6 +29,16 @@ enum class DiffStatus : std::uint8_t { equal, differs, missing, extra };
 struct ConstantRatio {
   double low = 0.0;
   double high = 0.0;
+  bool of_sums = false;  ///< sums over all elements told it: single ones may be off it
+};
+
+/// Elements that a ratio does not explain. Trivially copyable: it travels.
+struct RatioLeftover {
+  std::uint64_t elements = 0;
+  std::uint64_t at = kNowhere;  ///< of the one that is furthest from ratio × a; the others are its
+  double furthest = 0.0;
+  double a = 0.0;
+  double b = 0.0;
 };
 
 struct ParameterDifference {
@@ -38,6 +48,7 @@ struct ParameterDifference {
   Difference found;                 ///< nothing where it was not compared (missing, extra, other shapes)
   std::vector<WorstElement> worst;  ///< the worst first
   std::optional<ConstantRatio> ratio;
+  RatioLeftover leftover;  ///< of the number that the ratio was taken for
 
   [[nodiscard]] bool compared() const noexcept { return pair.status == PairStatus::both; }
   /// |A - B| / |B| in the 2-norm, of what is finite on both sides; infinity where only B is 0.

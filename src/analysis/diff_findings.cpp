@@ -15,12 +15,6 @@ namespace {
 
 constexpr std::size_t kMostMeanings = 3;
 
-/// Parameters that one number explains.
-struct RatioGroup {
-  ConstantRatio ratio;
-  std::vector<std::size_t> parameters;
-};
-
 std::optional<std::int64_t> data_parallel_size(const Manifest& manifest) {
   if (manifest.training.dp_group_size) return manifest.training.dp_group_size;
   if (!manifest.device_mesh) return std::nullopt;
@@ -75,7 +69,7 @@ bool lies_in(double value, const ConstantRatio& ratio) {
 
 /// The ratio with what the roundings of both sides can move its ends by.
 ConstantRatio widened(const ConstantRatio& ratio, double epsilon) {
-  return {ratio.low - epsilon * std::abs(ratio.low), ratio.high + epsilon * std::abs(ratio.high)};
+  return {ratio.low - epsilon * std::abs(ratio.low), ratio.high + epsilon * std::abs(ratio.high), ratio.of_sums};
 }
 
 std::string ratio_text(double ratio) {
@@ -186,30 +180,28 @@ Finding differs(const ParameterDifference& parameter) {
   return finding;
 }
 
-std::string shape_text(const ComparedTensor& tensor) {
-  return fmt::format("[{}]", fmt::join(tensor.shape, ", "));
+/// "; 3 of 96 elements do not follow it, the furthest 'w' [0, 1]: 0.5 in A, 7 in B"
+std::string leftover_text(const std::vector<ParameterDifference>& parameters, const RatioGroup& group) {
+  std::uint64_t left = 0, elements = 0;
+  const ParameterDifference* furthest = nullptr;
+  for (const std::size_t p : group.parameters) {
+    const ParameterDifference& parameter = parameters[p];
+    elements += parameter.found.elements;
+    left += parameter.leftover.elements;
+    if (parameter.leftover.elements == 0) continue;
+    if (furthest == nullptr || parameter.leftover.furthest > furthest->leftover.furthest) furthest = &parameter;
+  }
+  if (furthest == nullptr) return {};
+  const RatioLeftover& leftover = furthest->leftover;
+  const std::string where = fmt::format("[{}]", fmt::join(index_at(furthest->pair.shape, leftover.at), ", "));
+  return fmt::format("; {} of {} elements {} not follow it, the furthest {}: {:.6g} in A, {:.6g} in B", left, elements,
+                     left == 1 ? "does" : "do",
+                     group.parameters.size() == 1 ? where : quoted(furthest->pair.name) + ' ' + where, leftover.a,
+                     leftover.b);
 }
 
-/// Any two numbers have a ratio: a single element joins others' ratio and makes none of its own.
-std::vector<RatioGroup> ratio_groups(const std::vector<ParameterDifference>& parameters) {
-  std::vector<RatioGroup> groups;
-  for (const bool single : {false, true}) {
-    for (std::size_t p = 0; p < parameters.size(); ++p) {
-      if (!parameters[p].ratio || (parameters[p].found.elements == 1) != single) continue;
-      const ConstantRatio ratio = widened(*parameters[p].ratio, epsilon_of(parameters[p].rule.narrower));
-      const auto place = std::find_if(groups.begin(), groups.end(), [&](const RatioGroup& group) {
-        return group.ratio.low <= ratio.high && ratio.low <= group.ratio.high;
-      });
-      if (place != groups.end()) {
-        place->ratio = {std::max(place->ratio.low, ratio.low), std::min(place->ratio.high, ratio.high)};
-        place->parameters.push_back(p);
-      } else if (!single) {
-        groups.push_back({ratio, {p}});
-      }
-    }
-  }
-  for (RatioGroup& group : groups) std::sort(group.parameters.begin(), group.parameters.end());
-  return groups;
+std::string shape_text(const ComparedTensor& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.shape, ", "));
 }
 
 }  // namespace
@@ -242,7 +234,7 @@ std::optional<ConstantRatio> constant_ratio(const ParameterDifference& parameter
   if (found.ratio_low <= found.ratio_high && found.ratio_low * found.ratio_high > 0.0 &&
       found.ratio_high - found.ratio_low <= 2.0 * epsilon * std::abs(middle)) {
     if (!away_from_one(middle)) return std::nullopt;
-    return ConstantRatio{found.ratio_low, found.ratio_high};
+    return ConstantRatio{found.ratio_low, found.ratio_high, /*of_sums=*/false};
   }
   const PairSums& sums = found.sums;
   if (!(sums.aa > 0.0 && sums.bb > 0.0)) return std::nullopt;
@@ -253,7 +245,7 @@ std::optional<ConstantRatio> constant_ratio(const ParameterDifference& parameter
   const double limit = 8.0 * epsilon;
   if (limit < 1e-7 || limit > kMostUnexplained || apart > limit || !away_from_one(ratio)) return std::nullopt;
   const double slack = limit * std::abs(ratio);
-  return ConstantRatio{ratio - slack, ratio + slack};
+  return ConstantRatio{ratio - slack, ratio + slack, /*of_sums=*/true};
 }
 
 double likely_number(const ConstantRatio& ratio, const std::vector<KnownNumber>& known) {
@@ -276,8 +268,35 @@ double likely_number(const ConstantRatio& ratio, const std::vector<KnownNumber>&
   return best.value_or(middle);
 }
 
+std::vector<RatioGroup> ratio_groups(const std::vector<ParameterDifference>& parameters,
+                                     const std::vector<KnownNumber>& known) {
+  std::vector<RatioGroup> groups;
+  for (const bool single : {false, true}) {
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      if (!parameters[p].ratio || (parameters[p].found.elements == 1) != single) continue;
+      const ConstantRatio ratio = widened(*parameters[p].ratio, epsilon_of(parameters[p].rule.narrower));
+      const auto place = std::find_if(groups.begin(), groups.end(), [&](const RatioGroup& group) {
+        return group.ratio.low <= ratio.high && ratio.low <= group.ratio.high;
+      });
+      if (place != groups.end()) {
+        place->ratio.low = std::max(place->ratio.low, ratio.low);
+        place->ratio.high = std::min(place->ratio.high, ratio.high);
+        place->parameters.push_back(p);
+      } else if (!single) {
+        groups.push_back({ratio, {p}, 0.0});
+      }
+    }
+  }
+  for (RatioGroup& group : groups) {
+    std::sort(group.parameters.begin(), group.parameters.end());
+    group.number = likely_number(group.ratio, known);
+  }
+  return groups;
+}
+
 std::vector<Finding> diff_findings(const Manifest& a, const Manifest& b,
-                                   const std::vector<ParameterDifference>& parameters) {
+                                   const std::vector<ParameterDifference>& parameters,
+                                   const std::vector<RatioGroup>& groups, const std::vector<KnownNumber>& known) {
   std::vector<Finding> findings;
   const bool any = std::any_of(parameters.begin(), parameters.end(),
                                [](const ParameterDifference& parameter) { return parameter.compared(); });
@@ -289,15 +308,15 @@ std::vector<Finding> diff_findings(const Manifest& a, const Manifest& b,
                         .value = {},
                         .message = "no parameter was compared: no name is in both dumps"});
   }
-  const std::vector<KnownNumber> known = known_numbers(a, b);
   std::set<std::size_t> explained;
-  for (const RatioGroup& group : ratio_groups(parameters)) {
+  for (const RatioGroup& group : groups) {
     explained.insert(group.parameters.begin(), group.parameters.end());
-    const double ratio = likely_number(group.ratio, known);
+    const double ratio = group.number;
     Finding finding{.kind = "constant-ratio", .parameter = {}, .ranks = {}, .index = {}, .value = ratio, .message = {}};
     if (group.parameters.size() == 1) finding.parameter = parameters[group.parameters.front()].pair.name;
     finding.message = fmt::format("constant ratio {}: B = {} x A {}{}", ratio_text(ratio), ratio_text(ratio),
                                   group_text(a, b, parameters, group.parameters), meaning_text(ratio, known));
+    finding.message += leftover_text(parameters, group);
     findings.push_back(std::move(finding));
   }
   for (std::size_t p = 0; p < parameters.size(); ++p) {

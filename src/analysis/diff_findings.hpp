@@ -28,9 +28,22 @@ struct KnownNumber {
 /// two; else the middle.
 [[nodiscard]] double likely_number(const ConstantRatio& ratio, const std::vector<KnownNumber>& known);
 
+/// Parameters that one number explains.
+struct RatioGroup {
+  ConstantRatio ratio;
+  std::vector<std::size_t> parameters;
+  double number = 0.0;  ///< what the ratio was taken for
+};
+
+/// Any two numbers have a ratio: a single element joins others' ratio and makes none of its own.
+[[nodiscard]] std::vector<RatioGroup> ratio_groups(const std::vector<ParameterDifference>& parameters,
+                                                   const std::vector<KnownNumber>& known);
+
 /// Findings in order: nothing-seen; constant-ratio, one for each ratio; differs, missing, extra, shape in model order.
-/// A parameter with a constant ratio has no finding of its own.
+/// A parameter with a constant ratio has no finding of its own: that of the ratio says what it leaves over.
 [[nodiscard]] std::vector<Finding> diff_findings(const Manifest& a, const Manifest& b,
-                                                 const std::vector<ParameterDifference>& parameters);
+                                                 const std::vector<ParameterDifference>& parameters,
+                                                 const std::vector<RatioGroup>& groups,
+                                                 const std::vector<KnownNumber>& known);
 
 }  // namespace gradclip

@@ -165,6 +165,7 @@ class TileComparison {
     difference::kernels().ratios(tile_.a, tile_.b, padded(count), tile_rule_, ratios_);
     found.ratio_low = std::min(found.ratio_low, ratios_.low);
     found.ratio_high = std::max(found.ratio_high, ratios_.high);
+    found.ratio_unknown += ratios_.unknown;
     found.ratio_broken += ratios_.broken;
     // What an earlier tile has already need not be found again.
     if (largest > most_apart_) {
@@ -260,6 +261,7 @@ void append(Difference& to, const Difference& next) noexcept {
   to.sums = add(to.sums, next.sums);
   to.ratio_low = std::min(to.ratio_low, next.ratio_low);
   to.ratio_high = std::max(to.ratio_high, next.ratio_high);
+  to.ratio_unknown += next.ratio_unknown;
   to.ratio_broken += next.ratio_broken;
 }
 

@@ -47,7 +47,8 @@ struct Difference {
   /// Smallest and largest b / a where both reach their type's normal numbers; low > high if nowhere.
   double ratio_low = std::numeric_limits<double>::infinity();
   double ratio_high = -std::numeric_limits<double>::infinity();
-  std::uint64_t ratio_broken = 0;  ///< pairs that no ratio gives: 0 and a normal number, non-finite values, None
+  std::uint64_t ratio_unknown = 0;  ///< pairs that are not both 0 and not both normal numbers; most of the next, too
+  std::uint64_t ratio_broken = 0;   ///< pairs that no ratio gives: 0 and a normal number, non-finite values, None
 };
 /// Appends what comes after `to`.
 void append(Difference& to, const Difference& next) noexcept;

@@ -29,6 +29,7 @@ struct TileRatios {
   double low = std::numeric_limits<double>::infinity();  ///< of y / x where both reach their normal numbers
   double high = -std::numeric_limits<double>::infinity();
   std::uint64_t different = 0;  ///< |x - y| > absolute + relative |y|
+  std::uint64_t unknown = 0;    ///< not both 0 and not both normal numbers
   std::uint64_t broken = 0;     ///< one is 0 and the other a normal number: no ratio
 };
 

@@ -107,7 +107,7 @@ GRADCLIP_TARGET void ratios(const double* x, const double* y, std::size_t count,
   const Doubles relative = none + rule.relative, absolute = none + rule.absolute;
   const Doubles normal_x = none + rule.normal_x, normal_y = none + rule.normal_y;
   Extremes extremes = {none + result.largest_relative, none + result.low, none + result.high};
-  Longs different = {}, broken = {};
+  Longs different = {}, unknown = {}, broken = {};
   for (std::size_t group = 0; group < count; group += kGroup) {
     const std::size_t end = group + kGroup < count ? group + kGroup : count;
     Longs beaten = {};
@@ -120,6 +120,7 @@ GRADCLIP_TARGET void ratios(const double* x, const double* y, std::size_t count,
       const Doubles apart = (Doubles)((Longs)(a - b) & magnitude);
       different -= apart > absolute + relative * b_size;  // true is -1
       const Longs a_normal = a_size >= normal_x, b_normal = b_size >= normal_y;
+      unknown -= ~(a_normal & b_normal) & ((a_size > none) | (b_size > none));
       broken -= (a_normal & (b_size == none)) | (b_normal & (a_size == none));
       const Doubles turned = (Doubles)((Longs)b ^ ((Longs)a & ~magnitude));  // b / a = turned / a_size
       beaten |= (apart > none) & (apart >= extremes.largest * b_size);
@@ -138,9 +139,11 @@ GRADCLIP_TARGET void ratios(const double* x, const double* y, std::size_t count,
     extremes = {none + result.largest_relative, none + result.low, none + result.high};
   }
   result.different = 0;
+  result.unknown = 0;
   result.broken = 0;
   for (std::size_t lane = 0; lane < kStep; ++lane) {
     result.different += static_cast<std::uint64_t>(different[lane]);
+    result.unknown += static_cast<std::uint64_t>(unknown[lane]);
     result.broken += static_cast<std::uint64_t>(broken[lane]);
   }
 }

@@ -123,6 +123,27 @@ def test_ratios_survive_rounding(tool, dtype, factor, text):
         assert "52 is the label tokens of B" in ratio["message"]
 
 
+@pytest.mark.parametrize("dtype, other", [("float32", -1e-5), ("bfloat16", -1e-3), ("float32", 1e-40), ("float64", 1e-310)])
+def test_what_a_ratio_does_not_explain_is_named(tool, dtype, other):
+    """One small element of many that is another one, or that all but vanished: too little for the sums to tell."""
+    random = np.random.default_rng(2)
+    values = types.narrow(random.standard_normal((40, 100)), dtype)
+    scaled = types.widen(values, dtype) * 8
+    a_at, b_at = types.narrow(np.array([1e-5 if other < 0 else 1.0, other]), dtype)
+    wide = types.widen(np.array([a_at, b_at], values.dtype), dtype)
+    values[3, 5] = a_at
+    scaled = types.narrow(scaled, dtype)
+    scaled[3, 5] = b_at
+    a, b = Dump(2), Dump(1)
+    a.mesh("m", ["dp"], [0, 1])
+    a.sharded("w", values, "m", ["Shard(0)"], dtype=dtype)
+    b.plain("w", scaled, dtype=dtype)
+    paths = a.write(tool.fresh("a")), b.write(tool.fresh("b"))
+    ratio = finding(everywhere(*paths, code=1), "constant-ratio")
+    expected = f"; 1 of 4000 elements does not follow it, the furthest [3, 5]: {wide[0]:.6g} in A, {wide[1]:.6g} in B"
+    assert ratio["message"].startswith("constant ratio 8: ") and ratio["message"].endswith(expected)
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float32"])
 def test_unrelated_tensors_have_no_ratio(tool, dtype):
     """However coarse their type is."""

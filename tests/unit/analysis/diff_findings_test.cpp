@@ -1,5 +1,7 @@
 #include "gradclip/analysis/diff_findings.hpp"
 
+#include "gradclip/analysis/ratio_leftover.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -58,6 +60,26 @@ TEST(ConstantRatio, IsNotFoundWhereAnElementDisagrees) {
   parameter = scaled(2.0);
   parameter.found.ratio_broken = 1;
   EXPECT_FALSE(constant_ratio(parameter));
+}
+
+TEST(RatioLeftover, CountsWhatIsOffTheRatio) {
+  const auto view = [](const std::vector<float>& values) {
+    return ElementView{reinterpret_cast<const std::byte*>(values.data()), DType::float32, nullptr,
+                       smallest_normal_of(DType::float32)};
+  };
+  std::vector<float> a(3000, 1.0F), b(3000, 8.0F);
+  a[5] = 1e-39F, b[5] = 8e-39F;  // rounded to 2^-149
+  a[6] = b[6] = std::numeric_limits<float>::infinity();
+  const double epsilon = epsilon_of(DType::float32);
+  EXPECT_EQ(elements_left_over(view(a), view(b), a.size(), 100, 8.0, epsilon).elements, 0u);
+  b[2000] = std::nextafter(8.0F, 9.0F);
+  EXPECT_EQ(elements_left_over(view(a), view(b), a.size(), 100, 8.0, epsilon).elements, 0u);
+  b[2000] = 8.00001F, a[2500] = 1e-6F, b[2500] = 1e-6F, b[7] = 1e-40F;
+  const RatioLeftover left = elements_left_over(view(a), view(b), a.size(), 100, 8.0, epsilon);
+  EXPECT_EQ(left.elements, 3u);
+  EXPECT_EQ(left.at, 107u);
+  EXPECT_EQ(left.a, 1.0);
+  EXPECT_FLOAT_EQ(static_cast<float>(left.b), 1e-40F);
 }
 
 TEST(LikelyNumber, PrefersWhatIsKnown) {

@@ -211,6 +211,11 @@ TEST(Difference, Ratios) {
   EXPECT_EQ(found.ratio_broken, 0u);
   b[2] = 1;
   EXPECT_EQ(compare(a, b).ratio_broken, 1u);
+  EXPECT_EQ(compare(a, b).ratio_unknown, 1u);
+  b[2] = 0;
+  b[0] = 1e-40F;
+  EXPECT_EQ(compare(a, b).ratio_broken, 0u);
+  EXPECT_EQ(compare(a, b).ratio_unknown, 1u);
   found = compare(a, a);
   EXPECT_EQ(found.ratio_low, 1.0);
   EXPECT_EQ(found.ratio_high, 1.0);
