@@ -9,6 +9,7 @@
 #include "gradclip/base/dispatch.hpp"
 #include "gradclip/base/element.hpp"
 #include "gradclip/base/error.hpp"
+#include "gradclip/norm/findings.hpp"
 
 namespace gradclip {
 namespace {
@@ -31,6 +32,33 @@ void for_each_run(const ComparedPiece& piece, const Use& use) {
 std::string where(const BlockSide& side) {
   return side.dump.directory().string() + ", parameter " +
          quoted(side.dump.manifest().parameters[side.tensor.parameter].name);
+}
+
+/// A rank whose gradient is None has recorded no slice. Where the placements leave the slices open, what is taken for
+/// its own need not go with what the others recorded; its piece, if there is one, may lie in another block.
+void refuse_unrecorded_slices(const BlockSide& side, std::span<const ComparedPiece* const> pieces) {
+  const Manifest& manifest = side.dump.manifest();
+  const ParameterEntry& entry = manifest.parameters[side.tensor.parameter];
+  if (!entry.mesh || !slices_are_ambiguous(entry.shape, manifest.meshes[*entry.mesh], entry.layout())) return;
+  std::vector<std::int32_t> ranks;
+  for (const ComparedPiece* piece : pieces) {
+    if (piece->header.none != 0) ranks.push_back(piece->header.rank);
+  }
+  if (ranks.empty()) {
+    for (const std::int32_t rank : manifest.meshes[*entry.mesh].ranks()) {
+      if (side.dump.rank_file(rank)->locate(side.tensor.parameter).none) ranks.push_back(rank);
+    }
+  }
+  if (ranks.empty()) return;
+  std::sort(ranks.begin(), ranks.end());
+  throw Error(ExitCode::bad_input,
+              {.where = where(side),
+               .found = fmt::format("the gradient is None on {}: no slice was recorded there, and the one that the "
+                                    "placements give does not go with those that other ranks recorded",
+                                    named_ranks(ranks)),
+               .expected = "a gradient on every rank of an uneven _StridedShard, whose slices differ between PyTorch's "
+                           "versions",
+               .advice = "record zeros there, or leave the parameter out (--only)"});
 }
 
 }  // namespace
@@ -74,6 +102,7 @@ void BlockAssembly::check_cover(const BlockSide& side, std::span<const ComparedP
     }
   }
   if (held == side.elements && !twice) return;
+  refuse_unrecorded_slices(side, pieces);
   throw Error(ExitCode::bad_input,
               {.where = where(side),
                .found = twice ? "two ranks hold the same elements by their global_offset or global_ranges"

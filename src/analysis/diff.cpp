@@ -80,8 +80,6 @@ DiffResult compare_dumps(DiffRun& run, const DiffOptions& options) {
   }
   const std::set<std::size_t> suspects = compare_blocks(run, pairs, options.max_elements, result.parameters);
   const std::vector<Finding> copies = compare_copies(run, pairs, suspects, options.max_elements, result.parameters);
-  for (DumpReader* dump : run.dumps) dump->require_unchanged();
-
   for (std::size_t p = 0; p < result.parameters.size(); ++p) {
     ParameterDifference& parameter = result.parameters[p];
     sort_worst(parameter.worst, options.max_elements);
@@ -92,6 +90,7 @@ DiffResult compare_dumps(DiffRun& run, const DiffOptions& options) {
   const std::vector<KnownNumber> known = known_numbers(a, b);
   const std::vector<RatioGroup> groups = ratio_groups(result.parameters, known);
   measure_leftovers(run, pairs, suspects, groups, result.parameters);
+  for (DumpReader* dump : run.dumps) dump->require_unchanged();
   result.findings = diff_findings(a, b, result.parameters, groups, known);
   result.findings.insert(result.findings.end(), copies.begin(), copies.end());
   return result;

@@ -10,18 +10,28 @@
 namespace gradclip {
 namespace {
 
+[[noreturn]] void refuse(bool own_slice, const std::string& where) {
+  if (!own_slice) {
+    throw Error(ExitCode::bad_input, {.where = where,
+                                      .found = "it does not hold what another rank keeps of the sum",
+                                      .expected = "a gradient of the parameter's slices",
+                                      .advice = {}});
+  }
+  throw Error(ExitCode::bad_input,
+              {.where = where,
+               .found = "the slice that was recorded with it is not the one that its placements give",
+               .expected = "the placements' slices, by which OUT is cut",
+               .advice = "gradclip merge makes a dump of one rank of each microbatch, which accumulate takes"});
+}
+
+/// @param own_slice  whether the layout is the recorder's word
 /// @return position of the global index in the shard, and how many elements of the last dimension follow it there
-std::pair<std::uint64_t, std::uint64_t> find_in(const ShardLayout& layout, const std::vector<std::int64_t>& index,
-                                                const std::string& where) {
+std::pair<std::uint64_t, std::uint64_t> find_in(const ShardLayout& layout, bool own_slice,
+                                                const std::vector<std::int64_t>& index, const std::string& where) {
   std::uint64_t position = 0, following = 1;
   for (std::size_t d = 0; d < index.size(); ++d) {
     const RangeList& ranges = layout.ranges()[d];
-    if (!ranges.holds(index[d])) {
-      throw Error(ExitCode::bad_input, {.where = where,
-                                        .found = "it does not hold what another rank keeps of the sum",
-                                        .expected = "a gradient of the parameter's slices",
-                                        .advice = {}});
-    }
+    if (!ranges.holds(index[d])) refuse(own_slice, where);
     const std::int64_t found = ranges.count_below(index[d]);
     following = static_cast<std::uint64_t>(ranges.at(found).range.end - index[d]);
     position = position * static_cast<std::uint64_t>(ranges.length()) + static_cast<std::uint64_t>(found);
@@ -42,8 +52,8 @@ void read_slice(const RankFile& file, const StoredShard& shard, const ShardLayou
   for (std::uint64_t i = 0; i < count;) {
     const std::vector<std::int64_t> index = kept.global_index(first + i);
     const std::string where = file.path().string() + ", " + printable(shard.dataset);
-    const auto [position, run] = find_in(shard.layout, index, where);
-    const std::uint64_t length = std::min({run, find_in(kept, index, where).second, count - i});
+    const auto [position, run] = find_in(shard.layout, shard.own_slice, index, where);
+    const std::uint64_t length = std::min({run, find_in(kept, false, index, where).second, count - i});
     RankFile::Piece* last = pieces.empty() ? nullptr : &pieces.back();
     if (last != nullptr && last->first + last->count == position) {
       last->count += length;

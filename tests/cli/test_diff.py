@@ -316,6 +316,44 @@ def test_a_none_copy_is_made_up_for_by_the_next(tool):
     assert "None in some copies" in finding(report, "replicas-differ")["message"]
 
 
+def recorded_slices(tool, none=(), **more):
+    """An uneven _StridedShard whose ranks recorded other slices than the placements give here."""
+    dump = Dump(4)
+    dump.mesh("m", ["dp", "tp"], [[0, 1], [2, 3]])
+    whole = np.arange(1, 11, dtype=np.float32).reshape(5, 2)
+    rows = {0: (0, 2), 1: (2, 3), 2: (3, 4), 3: (4, 5)}
+    dump.local("w", (5, 2), "m", ["_StridedShard(0, sf=2)", "Shard(0)"],
+               {rank: None if rank in none else whole[begin:end] for rank, (begin, end) in rows.items()})
+    dump.more.update(more)
+
+    def offset(rank, file):
+        if rank not in none:
+            file["gradients/w"].attrs["global_offset"] = np.array([rows[rank][0], 0], "<i8")
+    return dump.write(tool.fresh("recorded"), checksums=False, edit_file=offset), whole
+
+
+def test_none_among_recorded_slices_is_said(tool):
+    path, whole = recorded_slices(tool)
+    assert diff(path, one_rank(tool, {"w": whole}))["findings"] == []
+    for none, named in (((1,), "rank 1"), ((0, 2), "ranks 0, 2")):
+        path, _ = recorded_slices(tool, none)
+        mentions = [f"'w': the gradient is None on {named}: no slice was recorded there", "record zeros there"]
+        refused(1, 3, tool.fresh("out"), "diff", path, one_rank(tool, {"w": whole}), mentions=mentions)
+        refused(2, 3, tool.fresh("out"), "merge", path, "-o", tool.fresh("out"), mentions=mentions)
+
+
+def test_accumulate_says_what_to_do_with_recorded_slices(tool):
+    paths = [recorded_slices(tool, microbatch={"index": index, "count": 2})[0] for index in range(2)]
+    out = tool.fresh("out")
+    refused(1, 3, out, "accumulate", *paths, "-o", out,
+            mentions=["the slice that was recorded with it is not the one that its placements give", "gradclip merge"])
+    merged = [tool.fresh("merged") for _ in paths]
+    for path, one in zip(paths, merged):
+        assert run(1, "merge", path, "-o", one).code == 0
+    assert run(1, "accumulate", *merged, "-o", out).code == 0
+    assert diff(out, one_rank(tool, {"w": 2 * recorded_slices(tool)[1]}))["findings"] == []
+
+
 @pytest.mark.parametrize("operation, combine", [("sum", np.sum), ("avg", np.mean), ("max", np.max), ("min", np.min),
                                                 ("product", np.prod)])
 def test_partial_gradients_are_combined(tool, operation, combine):
