@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "gradclip/norm/addend_exchange.hpp"
 #include "gradclip/norm/histograms.hpp"
@@ -234,11 +235,15 @@ class PartialCombination {
     std::vector<CombinedChunk> combined;
     std::size_t measured = 0;
     for (std::size_t i = 0; i < segments.size(); ++i) {
-      const bool is_part = begins_or_ends_within(*segments[i]);
-      Buffer values = combine_segment(*segments[i], arrivals[i], part_of);
-      if (is_part && !completes_chunk(*segments[i], std::move(values))) continue;
-      const Segment segment = is_part ? chunk_of(*segments[i]) : *segments[i];
-      if (is_part) values = std::move(chunk_);
+      Segment segment = *segments[i];
+      Buffer values = combine_segment(segment, arrivals[i], part_of);
+      if (begins_or_ends_within(segment)) {
+        keep_part(segment, values);
+        const std::uint64_t end = segment.first_element + segment.elements;
+        segment = chunk_of(segment);
+        if (end != segment.first_element + segment.elements) continue;
+        values = std::exchange(chunk_, Buffer());
+      }
       const bool none = values.data() == nullptr;
       if (!none) {
         measure(segment, values,
@@ -280,17 +285,15 @@ class PartialCombination {
 
   /// Keeps a part's values until those of its whole chunk are there, in chunk_. The parts of a chunk come in order, and
   /// None in all or in none.
-  bool completes_chunk(const Segment& part, const Buffer values) {
+  void keep_part(const Segment& part, const Buffer& values) {
+    if (values.data() == nullptr) return;
     const Segment chunk = chunk_of(part);
-    if (values.data() != nullptr) {
-      if (chunk_.data() == nullptr) {
-        chunk_ = run_.backend.allocate(chunk.elements * sizeof(double), run_.backend.describe().working_space);
-      }
-      const std::size_t bytes = part.elements * sizeof(double);
-      run_.backend.move(values.bytes().subspan(0, bytes),
-                        chunk_.bytes().subspan((part.first_element - chunk.first_element) * sizeof(double), bytes));
+    if (chunk_.data() == nullptr) {
+      chunk_ = run_.backend.allocate(chunk.elements * sizeof(double), run_.backend.describe().working_space);
     }
-    return part.first_element + part.elements == chunk.first_element + chunk.elements;
+    const std::size_t bytes = part.elements * sizeof(double);
+    run_.backend.move(values.bytes().subspan(0, bytes),
+                      chunk_.bytes().subspan((part.first_element - chunk.first_element) * sizeof(double), bytes));
   }
 
   /// The segment's combined values in float64; empty where every addend is None.
