@@ -300,7 +300,7 @@ void report_incomplete(const std::map<std::uint64_t, Labels>& counted, LabelToke
   }
   if (finding.ranks.empty()) return;
   result.coordinates_short = finding.ranks.size();
-  if (which.size() < finding.ranks.size()) which.push_back("and so on");
+  if (which.size() < finding.ranks.size()) which.emplace_back("and so on");
   std::sort(finding.ranks.begin(), finding.ranks.end());
   finding.value = static_cast<double>(result.coordinates_short);
   finding.message = fmt::format("{} of {} data-parallel coordinates have labels of fewer than {} microbatches: {}",
